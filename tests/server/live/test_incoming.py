@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -55,54 +56,42 @@ def test_a_write_is_posted_with_its_audio(host: FakeHost, incoming: Incoming) ->
     assert pcm[3, 1] == pytest.approx(7 / 32767)
 
 
-def test_audio_of_another_length_is_refused(host: FakeHost, incoming: Incoming) -> None:
-    incoming.take(text(**WRITE))
-    with pytest.raises(WriteError, match="15 bytes of audio, expected 16") as error:
-        incoming.take(bytes(15))
-    assert error.value.seq == 3
-    assert not host.posted
-
-
-def test_a_write_without_audio_is_dropped_and_what_follows_is_posted(host: FakeHost, incoming: Incoming) -> None:
-    incoming.take(text(**WRITE))
-    with pytest.raises(WriteError, match="seq 3 did not follow"):
-        incoming.take(text(type="set", seq=4, values={}))
-    assert [message.type for message, _ in host.posted] == ["set"]
-
-
-def test_a_write_of_more_than_ten_seconds_is_refused(incoming: Incoming) -> None:
-    with pytest.raises(RequestError, match="at most 480000"):
-        incoming.take(text(**{**WRITE, "samples": 480_001}))
-
-
-def test_stray_audio_is_refused_once_and_then_a_violation(incoming: Incoming) -> None:
-    with pytest.raises(RequestError) as first:
-        incoming.take(bytes(4))
-    assert not isinstance(first.value, ViolationError)
-    with pytest.raises(ViolationError):
-        incoming.take(bytes(4))
-
-
-def test_a_message_that_is_too_large_is_a_violation(incoming: Incoming) -> None:
-    with pytest.raises(ViolationError) as error:
-        incoming.take(" " * (MAX_MESSAGE_BYTES + 1))
-    assert error.value.reason == "too_large"
-
-
-def test_a_message_with_too_many_members_is_refused(host: FakeHost, incoming: Incoming) -> None:
-    with pytest.raises(RequestError, match="more than 1000 members"):
-        incoming.take(text(type="set", seq=1, **{f"k{number}": 1 for number in range(1000)}))
-    assert not host.posted
+@pytest.mark.parametrize(
+    ("before", "refused", "kind", "error", "posted"),
+    [
+        ([text(**WRITE)], bytes(15), WriteError, "15 bytes of audio, expected 16", []),
+        ([text(**WRITE)], text(type="set", seq=4, values={}), WriteError, "seq 3 did not follow", ["set"]),
+        ([], text(**{**WRITE, "samples": 480_001}), RequestError, "at most 480000", []),
+        ([], bytes(4), RequestError, "a binary message without a write", []),
+        ([bytes(4)], bytes(4), ViolationError, "a binary message without a write", []),
+        ([], " " * (MAX_MESSAGE_BYTES + 1), ViolationError, "larger than", []),
+        ([], text(type="set", seq=1, **dict.fromkeys(map(str, range(1000)), 1)), RequestError, "than 1000 members", []),
+        ([], text(type="open"), RequestError, "the session is open", []),
+    ],
+)
+def test_what_is_refused(
+    before: list[str | bytes],
+    refused: str | bytes,
+    kind: type[RequestError],
+    error: str,
+    posted: list[str],
+    host: FakeHost,
+    incoming: Incoming,
+) -> None:
+    for data in before:
+        with suppress(RequestError):
+            incoming.take(data)
+    with pytest.raises(kind, match=error) as found:
+        incoming.take(refused)
+    assert isinstance(found.value, ViolationError | WriteError) == (kind is not RequestError)
+    assert getattr(found.value, "seq", 3) == 3
+    is_large = len(refused) > MAX_MESSAGE_BYTES
+    assert getattr(found.value, "reason", "violation") == ("too_large" if is_large else "violation")
+    assert [message.type for message, _ in host.posted] == posted
 
 
 def test_a_long_text_counts_more_than_a_short_one_and_than_audio() -> None:
     assert [num_counted(data) for data in ("{}", " " * 2048, b"")] == [1, 3, 1]
-
-
-def test_a_second_open_is_refused(host: FakeHost, incoming: Incoming) -> None:
-    with pytest.raises(RequestError, match="the session is open"):
-        incoming.take(text(type="open"))
-    assert not host.posted
 
 
 def test_a_rate_limit_spreads_what_exceeds_it() -> None:

@@ -15,19 +15,16 @@ from annotated_types import Ge
 from helpers.limits import assert_limits
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from runtime.base.errors import QueueFullError, RequestError
 from runtime.live.protocol.backoff import backoff_s
 from runtime.live.protocol.messages import (
     CLIENT_MESSAGES,
-    MAX_SEQ,
     Message,
     Open,
-    Seq,
     SetBand,
-    SetPlan,
     client_message,
     parse_client_message,
     seq_of,
@@ -160,6 +157,13 @@ def test_every_message_has_an_example() -> None:
     assert {values["type"] for values in EXAMPLES} == set(CLIENT_MESSAGES)
 
 
+SECTION = {"kind": "break", "layers": ["pads"], "bars": 8}
+
+
+def edit(**members: Any) -> str:
+    return json.dumps({"type": "set_plan", "seq": 1, "start_s": 64.0, **members})
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -178,11 +182,21 @@ def test_every_message_has_an_example() -> None:
         ('{"type": "prompts", "seq": 1, "items": [{"text": "a", "wieght": 1}]}', "items.0.wieght"),
         ('{"type": "band", "seq": 1, "start_s": 2, "end_s": 1}', ""),
         ('{"type": "band", "seq": 1, "start_s": 2, "end_s": null}', ""),
+        ('{"type": "band", "seq": 1, "start_s": null, "end_s": 2}', ""),
+        ('{"type": "band", "seq": 1, "start_s": 1, "end_s": 1}', ""),
         ('{"type": "ack", "playhead_sample": -1}', "playhead_sample"),
         ('{"type": "open", "slots": 5}', "slots"),
         ('{"type": "play", "speed": 2}', "speed"),
         ("[" * 10_000, ""),
         ('{"type": "seek", "to_s": NaN}', ""),
+        (edit(), ""),
+        (edit(sections=[], codes=[1]), ""),
+        (edit(codes=[]), "codes"),
+        (edit(codes=[-1]), "codes.0"),
+        (edit(sections=[{**SECTION, "layers": []}]), "sections.0.layers"),
+        (edit(sections=[{**SECTION, "bars": 0}]), "sections.0.bars"),
+        (edit(sections=[SECTION] * 65), "sections"),
+        (edit(sections=[], start_s=-1.0), "start_s"),
     ],
 )
 def test_a_wrong_message_names_the_member(text: str, field: str) -> None:
@@ -244,69 +258,16 @@ def test_a_refused_message_is_named_by_its_seq_where_it_has_one(text: str, seq: 
     assert seq_of(text) == seq
 
 
-class Counted(Message):
-    seq: Seq
-
-
-@pytest.mark.parametrize(
-    "text", ['{"seq": 0}', f'{{"seq": {MAX_SEQ + 1}}}', '{"seq": "1"}', '{"seq": 1, "more": 2}', "{}"]
-)
-def test_wrong_members_are_refused(text: str) -> None:
-    assert Counted.model_validate_json('{"seq": 1}').seq == 1
-    with pytest.raises(ValidationError):
-        Counted.model_validate_json(text)
-
-
 def test_defaults_of_open() -> None:
     message = parse_client_message('{"type": "open"}')
     assert isinstance(message, Open)
     assert (message.mode, message.slots, message.format, message.blend) == ("loop", 2, "s16", "velocity")
 
 
-@pytest.mark.parametrize(("start_s", "end_s"), [(2.0, 1.0), (1.0, 1.0), (2.0, None), (None, 1.0)])
-def test_a_band_has_both_ends_in_order_or_none(start_s: float | None, end_s: float | None) -> None:
-    assert SetBand(seq=1, start_s=None, end_s=None).end_s is None
-    with pytest.raises(ValidationError, match="start_s"):
-        SetBand(seq=1, start_s=start_s, end_s=end_s)
-
-
-SECTION = {"kind": "break", "layers": ["pads"], "bars": 8}
-
-
-def parsed(**members: Any) -> Any:
-    return parse_client_message(json.dumps({"type": "set_plan", "seq": 1, "start_s": 64.0, **members}))
-
-
 def test_an_edit_has_sections_or_codes_or_both() -> None:
-    message = parsed(sections=[SECTION])
-    assert isinstance(message, SetPlan)
-    assert message.sections is not None
-    assert (message.sections[0].kind, message.sections[0].layers, message.sections[0].bars) == ("break", ["pads"], 8)
-    assert parsed(sections=[]).sections == []
-    assert parsed(codes=[5**20 - 1]).codes == [5**20 - 1]
-    assert (len(parsed(sections=[SECTION], codes=[7]).sections), parsed(sections=[SECTION], codes=[7]).codes) == (
-        1,
-        [7],
-    )
-
-
-@pytest.mark.parametrize(
-    ("members", "field"),
-    [
-        ({}, ""),
-        ({"sections": [], "codes": [1]}, ""),
-        ({"codes": []}, "codes"),
-        ({"codes": [-1]}, "codes.0"),
-        ({"sections": [{**SECTION, "layers": []}]}, "sections.0.layers"),
-        ({"sections": [{**SECTION, "bars": 0}]}, "sections.0.bars"),
-        ({"sections": [SECTION] * 65}, "sections"),
-        ({"sections": [], "start_s": -1.0}, "start_s"),
-    ],
-)
-def test_a_wrong_edit_names_its_member(members: dict[str, Any], field: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        parsed(**members)
-    assert caught.value.field == field
+    given = [{"sections": []}, {"sections": [SECTION]}, {"codes": [5**20 - 1]}, {"sections": [SECTION], "codes": [7]}]
+    for members in given:
+        assert json.loads(message_text(parse_client_message(edit(**members)))).items() >= members.items()
 
 
 def test_null_members_are_sent() -> None:

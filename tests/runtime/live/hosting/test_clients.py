@@ -1,4 +1,4 @@
-"""What clients want of one session: its order, also while audio is encoded or a source loaded, and its bounds."""
+"""The clients of one session: the order and the bounds of what they want, and who is told what."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from helpers.lock_check import lock_checked
 from helpers.panics import panic
+from helpers.scripted_sessions import Client
 
 from runtime.base.errors import DrainingError, RequestError, TickError
 from runtime.base.threads import Heartbeat
-from runtime.live.hosting.clients import Received
+from runtime.live.hosting.clients import Controllers, Received
 from runtime.live.hosting.inbox import BURST_S, MAX_UNHANDLED, MAX_WAITING, SHARE, Inbox
 from runtime.live.hosting.mailbox import Mailbox, SessionWork
 from runtime.live.protocol.messages import Ack, ClientMessage, SetControls, SetSource, SetStructure, WriteAudio
+from runtime.live.protocol.server_messages import Changed, Closed
 
 RATE_HZ = 1000
 LATENTS = np.zeros((4, 8), np.float32)
@@ -206,3 +208,65 @@ def test_a_write_without_audio_is_refused(seq: int) -> None:
     scripted.put(WriteAudio(seq=seq, at_s=0.0, samples=5))
     scripted.work()
     assert [(found, str(error)) for found, error in scripted.refused] == [(seq, "samples: the audio is missing")]
+
+
+def told(client: Client) -> list[dict[str, Any]]:
+    return [changed.values for changed in client.of(Changed)]
+
+
+def test_each_is_told_once_what_others_have_changed() -> None:
+    values = {"guidance": 3.0, "seed": 1}
+    controllers = Controllers(lambda: dict(values))
+    one, other, client = Client(), Client(), Client()
+    controllers.join(one)
+    controllers.join(other)
+    values["guidance"] = 4.0
+    controllers.note(one)
+    values["guidance"] = 5.0
+    controllers.note(one)
+    values["seed"] = 2
+    controllers.note(None)
+    assert told(client) == []
+    for _ in range(2):
+        controllers.send(client)
+    everything = {"guidance": 3.0, "seed": 1}
+    assert told(one) == [everything, {"seed": 2}]
+    assert told(other) == [everything, {"guidance": 5.0, "seed": 2}]
+    assert told(client) == [{"guidance": 5.0}]
+
+
+def test_who_left_and_who_is_not_connected_is_told_nothing() -> None:
+    values = {"guidance": 3.0}
+    controllers = Controllers(lambda: dict(values))
+    one, client = Client(), Client()
+    controllers.join(one)
+    controllers.leave(one)
+    controllers.leave(one)
+    values["guidance"] = 4.0
+    controllers.note(one)
+    controllers.send(None)
+    controllers.send(client)
+    assert told(one) == [{"guidance": 3.0}]
+    assert told(client) == []
+
+
+def test_a_change_before_its_sender_joins_is_told_as_any_other() -> None:
+    values = {"guidance": 3.0, "seed": 1}
+    controllers = Controllers(lambda: dict(values))
+    one, client = Client(), Client()
+    controllers.watch(dict(values))
+    values["guidance"] = 4.0
+    controllers.note(one)
+    controllers.join(one)
+    controllers.send(client)
+    assert told(client) == [{"guidance": 4.0}]
+    assert told(one) == [values]
+
+
+def test_a_session_that_ends_says_so_once() -> None:
+    controllers, one = Controllers(dict), Client()
+    controllers.join(one)
+    closed = Closed(reason="closed", resumable=False)
+    controllers.close(closed)
+    controllers.close(closed)
+    assert one.messages[1:] == [closed]
