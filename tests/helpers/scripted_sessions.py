@@ -48,6 +48,8 @@ class ScriptedSession:
         self.due: float | None = None
         self.outdated: set[int] = set()
         self.job_ids: list[str] = []
+        self.may_draft: list[bool] = []  # of each slot that it could have
+        self.is_idle = False  # it makes nothing of a slot that it wanted
         self.options: dict[str, Any] = {"prompt": "a", "seed": 1}
         self.client_seqs = ClientSeqs()
         self.next_seq, self.seed = 1, 0
@@ -134,7 +136,8 @@ class ScriptedSession:
         self.waiting.clear()
         actions, self.next_actions = self.next_actions, []
         if may_generate and self.wanted_s() is not None:
-            actions.append(self.job())
+            self.may_draft.append(may_draft)
+            actions += [] if self.is_idle else [self.job()]
         return actions
 
     def job(self) -> SessionJob:

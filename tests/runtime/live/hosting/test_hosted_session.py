@@ -298,6 +298,20 @@ def test_sessions_never_hold_more_slots_than_theirs_and_each_gets_one_first(driv
     assert all(len(session.of("finished")) == 2 for session in sessions)
 
 
+def test_only_while_half_of_the_slots_are_free_there_are_drafts_and_who_takes_no_slot_is_not_asked_again(
+    drive: Drive, ticks: Ticks
+) -> None:
+    driven = drive()
+    ticks.hold()
+    sessions = [driven.open()[0] for _ in range(4)]
+    for session in sessions:
+        session.wants, session.is_idle = 1, session is sessions[0]
+        driven.host.post(session.id, Ack(playhead_sample=0))
+        driven.now_s += 1.0
+        driven.run()
+    assert [session.may_draft for session in sessions] == [[True, True, True, False], [True], [True], [False]]
+
+
 def test_a_session_waits_from_when_it_wants_what_it_did_not_want_before(drive: Drive) -> None:
     driven, found = drive(), []
     session, _ = driven.open()
