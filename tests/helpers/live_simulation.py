@@ -22,7 +22,8 @@ from runtime.live.protocol import actions, messages
 from runtime.live.protocol.actions import DecodeWindow, LiveModel, SessionJob
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import Applied, ServerMessage
-from runtime.live.session.live_session import LiveSession, reports
+from runtime.live.session import reports
+from runtime.live.session.live_session import LiveSession
 
 RATE, HOP = 1000, 40
 FRAME_RATE = RATE / HOP
@@ -296,7 +297,7 @@ class Simulation:
 
     def _note_place(self, latents: NDArray[np.float32]) -> None:
         """After a reset, a generation's first frame is the canvas frame that it was put at."""
-        for part in self.session._timeline.canvas.parts:
+        for part in self.session.timeline.canvas.parts:
             if part.piece.latents is latents:
                 latents[:, FRAME] = np.arange(len(latents)) + part.start - part.row
 
@@ -322,7 +323,7 @@ class Simulation:
             done.append((self.now_s, window))
         for _, window in done:
             pcm = np.repeat(window.values, HOP, axis=0)[window.trim_begin : window.trim_end]
-            self.session.decoded(window, pcm)
+            self.session.audio.decoded(window, pcm)
         return len(done)
 
     def _receive(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from runtime.base.errors import RequestError
@@ -23,8 +23,8 @@ from runtime.live.parts.controls import (
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import NO_OPTIONS, CheckedControls, LiveModel
 from runtime.live.protocol.client_seqs import ClientSeqs
-from runtime.live.protocol.messages import Blend, LivePrompt, SetAdapter, SetControls
-from runtime.live.storage.document import damaged
+from runtime.live.protocol.messages import Blend, LivePrompt
+from runtime.live.storage.document import StoredControls, StoredRamp, StoredSchedule, StoredWeightRamp, damaged
 from runtime.requests.option_types import MAX_PROMPTS, AdapterOptions, WeightedPrompt
 from runtime.requests.options import TEXT_OPTIONS, GenerationOptions, given_options
 
@@ -34,56 +34,12 @@ WITHOUT_RAMP = (*WHOLE_NUMBERS, "bpm", "time_signature", "loop_bars")
 NO_PROMPT, NO_ADAPTER = WeightedPrompt(text=""), AdapterOptions(id="none")
 
 
-@dataclass(frozen=True)
-class Ramp:
-    """A number, or adapters' strengths, that move from `start` to `end` between two times.
-
-    seq_before: the newest seq before its change.
-    """
-
-    start: Any
-    end: Any
-    start_s: float
-    end_s: float
-    seq_before: int
-
-    def value(self, at_s: float) -> Any:
-        """Its value at a time."""
-        if at_s >= self.end_s:
-            return self.end
-        if at_s <= self.start_s:
-            return self.start
-        share = (at_s - self.start_s) / (self.end_s - self.start_s)
-        if isinstance(self.start, list):
-            return _mixed(self.start, self.end, share)
-        return self.start + share * (self.end - self.start)
-
-    def moved(self, seconds: float) -> Ramp:
-        """The same, later."""
-        return replace(self, start_s=self.start_s + seconds, end_s=self.end_s + seconds)
-
-    def stored(self, now_s: float) -> dict[str, Any]:
-        """JSON values; times are relative to `now_s`."""
-        return {**vars(self.moved(-now_s)), "start": plain_value(self.start), "end": plain_value(self.end)}
-
-
-@dataclass(frozen=True)
-class ScheduledChange:
-    """A change that takes effect at `at_sample` and has not begun."""
-
-    at_sample: int
-    seq: int
-    seq_before: int
-    patch: CheckedControls
-    ramp_s: float
-
-
 class ControlState:
     """The values of a session's controls and prompts by its clock, and the seqs that they include.
 
-    While `is_moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has begun;
-    `from_sample`: what has begun has no effect before it. `client_seqs`: which seqs are the client's. Raises
-    RequestError for controls and prompts that do not fit the model.
+    While some are `moving`, values change with time. `accepted_seq`: the newest change; `seq`: the newest that has
+    begun; `from_sample`: what has begun has no effect before it; `scheduled`: what has not, in order. `client_seqs`:
+    which seqs are the client's. Raises RequestError for controls and prompts that do not fit the model.
     """
 
     def __init__(
@@ -103,12 +59,13 @@ class ControlState:
         checked = check_controls(controls, model, "controls")
         self._values = {name: value for name, value in checked.items() if value is not None}
         self._weights = prompt_weights(prompts, model, "prompts")
-        self._ramps: dict[str, Ramp] = {}
-        self._weight_ramps: dict[str, Ramp] = {}
-        self._scheduled: list[ScheduledChange] = []
+        self._ramps: dict[str, StoredRamp] = {}  # by times of the clock
+        self._weight_ramps: dict[str, StoredRamp] = {}
+        self.scheduled: list[StoredSchedule] = []
         # As of `_made_s`, and from then on where nothing moves.
         self._options: dict[tuple[bool, bool], GenerationOptions] = {}
         self._steps: CheckedControls | None = None
+        self._final_options: GenerationOptions | None = None
         self._made_s = clock.now_s
 
     @property
@@ -117,9 +74,14 @@ class ControlState:
         return [LivePrompt(text=text, weight=weight) for text, weight in self._weights.items()]
 
     @property
+    def final_values(self) -> dict[str, Any]:
+        """Every control's final value."""
+        return {**self.defaults, **self._values}
+
+    @property
     def published(self) -> dict[str, Any]:
         """Every control's final value as JSON, defaults where nothing is set."""
-        values = {**self.defaults, **self._values}
+        values = self.final_values
         return plain_values({name: values[name] for name in CONTROL_NAMES if name in values})
 
     def accept(self, seq: int) -> None:
@@ -132,34 +94,11 @@ class ControlState:
         self._merge(patch, self.clock.now_s, ramp_s, self.accepted_seq)
         self.accept(seq)
 
-    def set(self, message: SetControls, at_sample: int | None) -> None:
-        """Take a client's values, now or from a sample on. Raises RequestError."""
-        values = check_controls(message.values, self._model, others={**self.defaults, **self._values})
-        if at_sample is not None:
-            self.schedule(at_sample, values, message.seq, message.ramp_ms / 1e3)
-        else:
-            self.change(values, message.seq, message.ramp_ms / 1e3)
-
-    def set_adapter(self, message: SetAdapter) -> None:
-        """Of the control `adapters`, which has all of them, only this one changes, or goes. Raises RequestError."""
-        strengths = {item.id: item.strength for item in self.value("adapters")} | {message.id: message.strength}
-        adapters = [{"id": id_, "strength": value} for id_, value in strengths.items() if value is not None]
-        try:
-            values = check_controls({"adapters": adapters}, self._model)
-        except RequestError as error:
-            raise error.renamed("id") from None
-        self.change(values, message.seq, message.ramp_ms / 1e3)
-
     def schedule(self, at_sample: int, patch: CheckedControls, seq: int, ramp_s: float = 0.0) -> None:
         """As `change`, but from a sample on: it begins with `begin_scheduled`."""
-        self._scheduled.append(ScheduledChange(at_sample, seq, self.accepted_seq, patch, ramp_s))
-        self._scheduled.sort(key=lambda change: change.at_sample)
+        change = StoredSchedule(at_sample=at_sample, seq=seq, seq_before=self.accepted_seq, patch=patch, ramp_s=ramp_s)
+        self.scheduled = sorted([*self.scheduled, change], key=lambda each: each.at_sample)
         self.accepted_seq = seq
-
-    @property
-    def num_scheduled(self) -> int:
-        """How many changes begin at a sample that is to come."""
-        return len(self._scheduled)
 
     def begin_scheduled(self, before_sample: int, playhead: Playhead) -> int | None:
         """Begin the changes of samples before this one; ramps begin when the playhead gets there.
@@ -167,10 +106,10 @@ class ControlState:
         Returns the `seq` of the last one that begins, None where none does.
         """
         begun = None
-        while self._scheduled and self._scheduled[0].at_sample < before_sample:
-            change = self._scheduled.pop(0)
+        while self.scheduled and self.scheduled[0].at_sample < before_sample:
+            change = self.scheduled.pop(0)
             start_s = playhead.reaches_s(change.at_sample)
-            self._merge(change.patch, start_s, change.ramp_s, change.seq_before)
+            self._merge(CheckedControls(change.patch), start_s, change.ramp_s, change.seq_before)
             self.from_sample = max(self.from_sample, change.at_sample)
             self.seq, begun = max(self.seq, change.seq), change.seq
             self._forget_options()
@@ -200,15 +139,11 @@ class ControlState:
 
     def _value_at(self, name: str, at_s: float) -> Any:
         if name in self._ramps:
-            return self._ramps[name].value(at_s)
+            return _at(self._ramps[name], at_s)
         return self._values.get(name, self.defaults[name])
 
     @property
-    def is_moving(self) -> bool:
-        """Whether a ramp is under way."""
-        return bool(self._moving())
-
-    def _moving(self) -> list[Ramp]:
+    def moving(self) -> list[StoredRamp]:
         """The ramps that have not ended."""
         ramps = (*self._ramps.values(), *self._weight_ramps.values())
         return [ramp for ramp in ramps if self.clock.now_s < ramp.end_s]
@@ -216,7 +151,7 @@ class ControlState:
     @property
     def full_seq(self) -> int:
         """The newest seq such that every change up to it has reached its final value."""
-        changes: list[Ramp | ScheduledChange] = [*self._moving(), *self._scheduled]
+        changes: list[StoredRamp | StoredSchedule] = [*self.moving, *self.scheduled]
         return min((change.seq_before for change in changes), default=self.seq)
 
     def step_values(self) -> CheckedControls:
@@ -233,7 +168,7 @@ class ControlState:
         """
         given = (has_source, has_structure)
         self._forget_earlier()
-        if not self.is_moving:
+        if not self.moving:
             self._ramps, self._weight_ramps = {}, {}
         if given not in self._options:
             self._options[given] = self._options_at(self.clock.now_s, *given)
@@ -242,12 +177,13 @@ class ControlState:
     def _forget_earlier(self) -> None:
         """Forget options that were made at another time, where something moves."""
         if self._made_s != self.clock.now_s and (self._ramps or self._weight_ramps):
-            self._forget_options()
+            self._options.clear()
+            self._steps = None
         self._made_s = self.clock.now_s
 
     def _forget_options(self) -> None:
         self._options.clear()
-        self._steps = None
+        self._steps = self._final_options = None
 
     def _options_at(self, at_s: float, has_source: bool, has_structure: bool) -> GenerationOptions:
         lacking = frozenset() if has_source else NEEDS_SOURCE_NAMES - (STRUCTURE_NAMES if has_structure else set())
@@ -260,63 +196,48 @@ class ControlState:
 
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""
-        return self._options_at(math.inf, has_source=False, has_structure=True)
+        if self._final_options is None:
+            self._final_options = self._options_at(math.inf, has_source=False, has_structure=True)
+        return self._final_options
 
     def text_options(self) -> GenerationOptions:
         """Options with those alone that fill the prompts' templates, once nothing moves."""
         final = self.final_options()
         return NO_OPTIONS.model_copy(update={name: getattr(final, name) for name in given_options(final, TEXT_OPTIONS)})
 
-    def snapshot(self) -> dict[str, Any]:
-        """JSON values that `restore` takes; times are relative to now."""
+    def stored(self) -> StoredControls:
+        """What `restore` takes; times are relative to now."""
         now_s = self.clock.now_s
-        return {
-            "seed": self.defaults["seed"],
-            "values": plain_values(self._values),
-            "weights": dict(self._weights),
-            "blend": self.blend,
-            "seqs": [self.seq, self.accepted_seq],
-            "client_seqs": [self.client_seqs.num_older, list(self.client_seqs.others)],
-            "from_sample": self.from_sample,
-            "ramps": {name: ramp.stored(now_s) for name, ramp in self._ramps.items()},
-            "weight_ramps": {text: ramp.stored(now_s) for text, ramp in self._weight_ramps.items()},
-            "scheduled": [{**vars(change), "patch": plain_values(change.patch)} for change in self._scheduled],
-        }
+        return StoredControls(
+            seed=self.defaults["seed"],
+            values=plain_values(self._values),
+            weights=dict(self._weights),
+            blend=self.blend,
+            seqs=(self.seq, self.accepted_seq),
+            client_seqs=(self.client_seqs.num_older, list(self.client_seqs.others)),
+            from_sample=self.from_sample,
+            ramps={
+                name: replace(_later(ramp, -now_s), start=plain_value(ramp.start), end=plain_value(ramp.end))
+                for name, ramp in self._ramps.items()
+            },
+            weight_ramps={
+                text: StoredWeightRamp(**vars(_later(each, -now_s))) for text, each in self._weight_ramps.items()
+            },
+            scheduled=[replace(change, patch=plain_values(change.patch)) for change in self.scheduled],
+        )
 
     @classmethod
-    def restore(cls, stored: Mapping[str, Any], model: LiveModel, clock: SessionClock) -> ControlState:
-        """The state of a snapshot. Raises RequestError where it does not fit the model."""
-        prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored["weights"].items()]
-        state, now_s = cls(model, clock, stored["values"], prompts, stored["blend"], stored["seed"]), clock.now_s
-        state.seq, state.accepted_seq = stored["seqs"]
-        state.client_seqs = ClientSeqs(*stored.get("client_seqs", ()))
-        state.from_sample = stored["from_sample"]
-        state._ramps = {name: _restored_ramp(name, ramp, model).moved(now_s) for name, ramp in stored["ramps"].items()}
-        state._weight_ramps = {text: Ramp(**ramp).moved(now_s) for text, ramp in stored["weight_ramps"].items()}
-        state._scheduled = [
-            ScheduledChange(**{**change, "patch": check_controls(change["patch"], model)})
-            for change in stored["scheduled"]
-        ]
+    def restore(cls, stored: StoredControls, model: LiveModel, clock: SessionClock) -> ControlState:
+        """Go on with a state. Raises RequestError where it does not fit the model, StoreError where it is damaged."""
+        prompts = [LivePrompt(text=text, weight=weight) for text, weight in stored.weights.items()]
+        state, now_s = cls(model, clock, stored.values, prompts, stored.blend, stored.seed), clock.now_s
+        state.seq, state.accepted_seq = stored.seqs
+        state.client_seqs = ClientSeqs(*stored.client_seqs)
+        state.from_sample = stored.from_sample
+        state._ramps = {name: _later(_checked(name, ramp, model), now_s) for name, ramp in stored.ramps.items()}
+        state._weight_ramps = {text: _later(ramp, now_s) for text, ramp in stored.weight_ramps.items()}
+        state.scheduled = [replace(each, patch=check_controls(each.patch, model)) for each in stored.scheduled]
         return state
-
-    @classmethod
-    def renew(cls, stored: Mapping[str, Any], model: LiveModel, clock: SessionClock) -> tuple[ControlState, list[str]]:
-        """The state of another model's snapshot with all changes made, and the controls that this one does not take.
-
-        Raises RequestError where the prompts do not fit the model.
-        """
-        values, lost = dict(stored["values"]), list[str]()
-        for change in stored["scheduled"]:
-            values |= change["patch"]
-        for name, value in list(values.items()):
-            try:
-                check_controls({name: value}, model)
-            except RequestError:
-                lost.append(name)
-                del values[name]
-        changes = {"values": values, "seqs": 2 * [stored["seqs"][1]], "from_sample": 0}
-        without: dict[str, Any] = {"ramps": {}, "weight_ramps": {}, "scheduled": []}
-        return cls.restore({**stored, **changes, **without}, model, clock), lost
 
     def _prompt_at(self, at_s: float) -> str | list[WeightedPrompt]:
         weights = sorted(self._weights_at(at_s).items(), key=lambda item: -item[1])[:MAX_PROMPTS]
@@ -326,7 +247,7 @@ class ControlState:
 
     def _weights_at(self, at_s: float) -> dict[str, float]:
         """Text -> weight at a time, without those that have none."""
-        weights = dict(self._weights) | {text: ramp.value(at_s) for text, ramp in self._weight_ramps.items()}
+        weights = dict(self._weights) | {text: _at(ramp, at_s) for text, ramp in self._weight_ramps.items()}
         return {text: weight for text, weight in weights.items() if weight > 0.0}
 
     def _merge(self, patch: CheckedControls, start_s: float, ramp_s: float, seq_before: int) -> None:
@@ -340,21 +261,53 @@ class ControlState:
                 self._values[name] = value
 
 
+def renewed(stored: StoredControls, model: LiveModel) -> tuple[StoredControls, list[str]]:
+    """The state of another model with all changes made, and the controls that this model does not take."""
+    values, lost = dict(stored.values), list[str]()
+    for change in stored.scheduled:
+        values |= change.patch
+    for name, value in list(values.items()):
+        try:
+            check_controls({name: value}, model)
+        except RequestError:
+            lost.append(name)
+            del values[name]
+    newest = stored.seqs[1]
+    without: dict[str, Any] = {"ramps": {}, "weight_ramps": {}, "scheduled": []}
+    return replace(stored, values=values, seqs=(newest, newest), from_sample=0, **without), lost
+
+
 def _set_ramp(
-    ramps: dict[str, Ramp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
+    ramps: dict[str, StoredRamp], name: str, start: Any, end: Any, start_s: float, end_s: float, seq_before: int
 ) -> None:
     """Let a number, or the strengths of adapters, move from `start` to `end`; everything else is there at once."""
     ramps.pop(name, None)
     if end_s > start_s and _can_move(name, start, end) and start != end:
-        ramps[name] = Ramp(start, end, start_s, end_s, seq_before)
+        ramps[name] = StoredRamp(start=start, end=end, start_s=start_s, end_s=end_s, seq_before=seq_before)
 
 
-def _restored_ramp(name: str, stored: Mapping[str, Any], model: LiveModel) -> Ramp:
+def _at(ramp: StoredRamp, at_s: float) -> Any:
+    """The value of a ramp at a time."""
+    if at_s >= ramp.end_s:
+        return ramp.end
+    if at_s <= ramp.start_s:
+        return ramp.start
+    share = (at_s - ramp.start_s) / (ramp.end_s - ramp.start_s)
+    if isinstance(ramp.start, list):
+        return _mixed(ramp.start, ramp.end, share)
+    return ramp.start + share * (ramp.end - ramp.start)
+
+
+def _later(ramp: StoredRamp, seconds: float) -> StoredRamp:
+    return replace(ramp, start_s=ramp.start_s + seconds, end_s=ramp.end_s + seconds)
+
+
+def _checked(name: str, stored: StoredRamp, model: LiveModel) -> StoredRamp:
     """A ramp of a control. Raises RequestError for values that it cannot have, StoreError where none are between."""
-    start, end = (check_controls({name: stored[key]}, model)[name] for key in ("start", "end"))
+    start, end = (check_controls({name: value}, model)[name] for value in (stored.start, stored.end))
     if name in WITHOUT_RAMP or not _can_move(name, start, end):
         raise damaged(f"controls.ramps.{name:.60} has no values between")
-    return Ramp(**{**stored, "start": start, "end": end})
+    return replace(stored, start=start, end=end)
 
 
 def _can_move(name: str, start: Any, end: Any) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runtime.base.errors import RequestError
 from runtime.live.protocol.actions import NoteFacts
 from runtime.live.protocol.messages import NoteItem, PlayNotes
+from runtime.live.storage.document import StoredNotes
 from runtime.music.note_levels import MIN_FRAMES, Phrase, key_of
 from runtime.music.tracker import FrameNote
 
@@ -188,25 +189,23 @@ class GivenNotes:
             raise RequestError(f"the model has no layer {wanted}", field="layer", fix=f"one of {', '.join(names)}")
         return phrases
 
-    # Snapshots.
-
-    def store(self) -> dict[str, Any]:
-        """JSON values that `restore` takes."""
+    def stored(self) -> StoredNotes:
+        """What `restore` takes."""
         given = [
-            [*each.phrase[:3], each.is_exact, each.is_waiting, [list(note[1:]) for note in each.phrase.notes]]
+            (*each.phrase[:3], each.is_exact, each.is_waiting, [note[1:] for note in each.phrase.notes])
             for each in self._given
         ]
-        return {"given": given, "held": [list(each) for each in self._held]}
+        return StoredNotes(given=given, held=[(held[0], list(held.pitches), *held[2:]) for held in self._held])
 
-    def restore(self, stored: Mapping[str, Any]) -> None:
-        """Go on with the notes of `store`, of layers and keys that the model has."""
+    def restore(self, stored: StoredNotes) -> None:
+        """Go on with notes, of layers and keys that the model has."""
         keys = {layer.name: layer.keys for layer in self._facts.spec.layers}
-        for layer, start, end, is_exact, is_waiting, notes in stored["given"]:
+        for layer, start, end, is_exact, is_waiting, notes in stored.given:
             known = tuple(FrameNote(layer, *note) for note in notes if note[0] in keys.get(layer, ()))
             if layer in keys:
                 self._given.append(Given(Phrase(layer, start, end, known), is_exact, is_waiting))
-        for from_frame, pitches, velocity, layer, is_exact in stored["held"]:
-            held = Held(from_frame, tuple(pitches), velocity, layer, is_exact)
+        for from_frame, pitches, velocity, chord_layer, is_exact in stored.held:
+            held = Held(from_frame, tuple(pitches), velocity, chord_layer, is_exact)
             with suppress(RequestError):
                 self._check_chord(held)
                 self._held.append(held)

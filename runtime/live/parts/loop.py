@@ -11,14 +11,17 @@ import numpy as np
 
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
-from runtime.live.parts.base import Generations, Key, Running
 from runtime.live.parts.controls import STEP_CONTROLS
-from runtime.live.parts.given_notes import GivenNotes
+from runtime.live.parts.core import SessionCore
+from runtime.live.parts.flights import Key, Running
+from runtime.live.parts.pieces import Pieces
 from runtime.live.playback.bars import loop_grid
 from runtime.live.playback.canvas import Band, Canvas, CanvasPart, Piece, PlacedSource, Placement
-from runtime.live.protocol.actions import CancelJob, StopHints
+from runtime.live.protocol.actions import StopHints
 from runtime.live.protocol.messages import PlayNotes
+from runtime.live.storage.document import StoredGenerations, damaged
 from runtime.music.envelopes import HEARD_FRAMES, Breath, Marks
+from runtime.music.part_moods import PartMoods
 from runtime.music.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
@@ -36,7 +39,7 @@ class PassNoise:
     piece: Piece | None = None
 
 
-class LoopGenerations(Generations):
+class LoopMode:
     """Without variation all passes have the same noise, so a control changes the music that is there.
 
     After a change of step controls alone a draft comes first: from the canvas and the same noise, only the last half of
@@ -45,23 +48,23 @@ class LoopGenerations(Generations):
     `placed_noise`: that of the canvas.
     """
 
-    full_of_notes = ("are in the loop", "remove those of a layer: send none of it")
+    is_ending = is_pending = False
+    song, due_s = None, math.inf  # nothing waits for the time
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, core: SessionCore) -> None:
+        self.takes: tuple[type, ...] = () if core.references.notes is None else (PlayNotes,)
         self.placed_noise: PassNoise | None = None
+        self._core, self._model, self._frames = core, core.model, core.frames
+        self._controls, self._timeline, self._playhead = core.controls, core.timeline, core.playhead
+        self._references, self._flights = core.references, core.flights
         self._newest_noise: PassNoise | None = None
         self._noises: dict[int, PassNoise] = {}
         self._placed_number = -1
 
-    def restore_noise(self, placed: PassNoise | None) -> None:
-        """Go on from the noise of a stored canvas."""
-        self.placed_noise = self._newest_noise = placed
-
-    def stop(self) -> list[CancelJob | StopHints]:
-        """Forget what is in flight, also its noise."""
+    def stop(self) -> list[StopHints]:
+        """What is in flight is forgotten, also its noise."""
         self._newest_noise = self.placed_noise
-        return super().stop()
+        return []
 
     def note(self) -> None:
         """What was played may change in the next pass. Its length is that of its bars, unless the client has chosen."""
@@ -72,23 +75,38 @@ class LoopGenerations(Generations):
         frame = from_sample // self._model.hop_samples
         self._timeline.move(from_sample, frame, newest.canvas_frame_at(frame) % band[1], band)
 
-    def _ready_s(self) -> float:
-        """Generations in flight are spread evenly over the time that one takes."""
-        if not self.running:
-            return self._retry_s
-        return max(self._retry_s, self.running[-1].started_s + self.times.estimate_s / self._slots)
+    @property
+    def is_dirty(self) -> bool:
+        """Whether no generation has what holds now."""
+        return self._flights.is_changed
 
-    def _is_wanted(self) -> bool:
-        return len(self.running) < self._slots and (self._is_dirty() or self._variation() > 0.0)
+    @property
+    def ready_s(self) -> float:
+        """Generations in flight are spread evenly over the time that one takes."""
+        flights = self._flights
+        if not flights.running:
+            return flights.retry_s
+        return max(flights.retry_s, flights.running[-1].started_s + flights.times.estimate_s / flights.slots)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether one more generation is wanted."""
+        return len(self._flights.running) < self._flights.slots and (self.is_dirty or self._variation() > 0.0)
+
+    @property
+    def lead_time_s(self) -> float:
+        """How long a change takes until it is generated, at most, as far as is known."""
+        return self._flights.times.estimate_s
 
     def _variation(self) -> float:
         return float(self._controls.value("variation"))
 
-    def _new(self, job_id: str, may_draft: bool) -> Running:
+    def new(self, job_id: str, may_draft: bool) -> Running:
+        """The next generation: of the whole canvas."""
         state = self._newest_noise = self._next_noise()
-        running = self._running(
+        running = self._flights.new(
             job_id,
-            Segment(0, self.frames),
+            Segment(0, self._frames),
             tail=None,
             noise=None if state.piece is None else state.piece.latents,
             seed=state.seed,
@@ -99,8 +117,8 @@ class LoopGenerations(Generations):
 
     def _can_draft(self, key: Key) -> bool:
         """Whether only step controls have changed since the canvas was made, and nothing is in flight."""
-        latest, steps = self._latest, key[0].steps
-        if latest is None or latest.is_mixed or self.running or self.references.source is not None:
+        latest, steps = self._flights.latest, key[0].steps
+        if latest is None or latest.is_mixed or self._flights.running or self._references.source is not None:
             return False
         if (steps or 1) < 2 or self._variation() > 0.0:
             return False
@@ -108,14 +126,15 @@ class LoopGenerations(Generations):
         return (before, key[1]) == latest.key != key
 
     def _draft(self, running: Running) -> Running:
-        assert self._latest is not None
+        latest = self._flights.latest
+        assert latest is not None
         job, options = running.job, running.job.options
         # Its canvas is no source to cover: the condition is that of the complete generation.
-        task = options.task or ("text2music" if self.references.structure is None else "cover")
+        task = options.task or ("text2music" if self._references.structure is None else "cover")
         steps = {"denoise": DRAFT_DENOISE, "steps": (options.steps or 1) // 2, "task": task}
-        source = self._timeline.canvas.rows(range(self.frames))  # [T, C]
+        source = self._timeline.canvas.rows(range(self._frames))  # [T, C]
         running.job = replace(job, options=options.model_copy(update=steps), source=source)
-        running.basis.full_seq, running.basis.is_mixed = self._latest.full_seq, True
+        running.basis.full_seq, running.basis.is_mixed = latest.full_seq, True
         running.is_draft = True
         return running
 
@@ -125,17 +144,17 @@ class LoopGenerations(Generations):
         state = self._newest_noise
         if state is None or state.seed != seed:
             state = PassNoise(seed)
-            if self._latest is None and self._timeline.newest is None:
+            if self._flights.latest is None and self._timeline.newest is None:
                 return state
         if variation == 0.0:
             return state
-        shape = (self.frames, self._model.latent_channels)
+        shape = (self._frames, self._model.latent_channels)
         last = noise(*shape, seed) if state.piece is None else state.piece.latents  # [T, C]
         fresh = noise(*shape, segment_seed(seed, state.index + 1))  # [T, C]
         mixed = (math.sqrt(1.0 - variation**2) * last + variation * fresh).astype(np.float32)  # [T, C]
-        return PassNoise(seed, state.index + 1, Piece(f"noise/{self.num_started}", mixed))
+        return PassNoise(seed, state.index + 1, Piece(f"noise/{self._flights.num_started}", mixed))
 
-    def _shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
+    def shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
         """Behind its own end: it repeats."""
         _, end = self.own_band(Canvas((), tempo_of(done.basis.key[0], self._model.ranges.bpm)))
         first = max(0, end - HEARD_FRAMES)
@@ -145,16 +164,16 @@ class LoopGenerations(Generations):
             marks.beats[0] = True
         return breath.shaped(latents, marks)
 
-    def _place(self, done: Running, piece: Piece) -> bool:
+    def place(self, done: Running, piece: Piece, moods: PartMoods) -> bool:
         """The whole canvas, unless a newer one is there already."""
         if done.number < self._placed_number:
             return False
         self._placed_number, self.placed_noise = done.number, self._noises[done.number]
         self._noises = {number: state for number, state in self._noises.items() if number > done.number}
-        part = CanvasPart(piece, 0, 0, self.frames, done.basis.first_seq, done.basis.full_seq)
-        canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm), self._moods)
+        part = CanvasPart(piece, 0, 0, self._frames, done.basis.first_seq, done.basis.full_seq)
+        canvas = Canvas((part,), tempo_of(done.basis.key[0], self._model.ranges.bpm), moods)
         if self._timeline.newest is None:
-            self._timeline.place(self._first_placement(canvas, self.own_band(canvas)))
+            self._core.place_first(canvas, self.own_band(canvas))
         else:
             self._place_canvas(max(self._playhead.reach, done.from_sample), canvas)
         return True
@@ -179,12 +198,12 @@ class LoopGenerations(Generations):
         """As many bars as `loop_bars` says and as fit; the whole canvas where it has no tempo."""
         bars = self._controls.value("loop_bars")
         if canvas.tempo is None or bars == 0:
-            return (0, self.frames)
+            return (0, self._frames)
         rate_hz = self._model.frame_rate_hz
         if bars is None:
-            bars = best_bars(canvas.tempo, self.frames, rate_hz)
-        bars = min(bars, most_bars(canvas.tempo, self.frames, rate_hz))
-        return (0, loop_frames(canvas.tempo, bars, rate_hz) or self.frames)
+            bars = best_bars(canvas.tempo, self._frames, rate_hz)
+        bars = min(bars, most_bars(canvas.tempo, self._frames, rate_hz))
+        return (0, loop_frames(canvas.tempo, bars, rate_hz) or self._frames)
 
     def check_bars(self, values: Mapping[str, Any], field: str) -> None:
         """Bars need a tempo, and have to fit on the canvas."""
@@ -195,23 +214,26 @@ class LoopGenerations(Generations):
         if tempo is None:
             fix = 'set bpm, or name it in a prompt, such as "120 bpm"'
             raise RequestError("a loop of bars needs a tempo", field=field, fix=fix)
-        most = most_bars(tempo, self.frames, self._model.frame_rate_hz)
+        most = most_bars(tempo, self._frames, self._model.frame_rate_hz)
         if bars > most:
             text = f"{most} bars of {tempo.beats} beats fit on the canvas at {tempo.bpm:g} bpm"
             raise RequestError(text, field=field, fix="give a smaller number, or open a longer canvas")
 
-    def _play(self, notes: GivenNotes, message: PlayNotes) -> None:
+    def handle(self, message: PlayNotes) -> None:
         """Notes stay where they were played in the loop, an echo on the sixteenths of its bars where it is quantized.
 
-        A message without any removes those of its layer.
+        A message without any removes those of its layer. Raises RequestError; then nothing has changed.
         """
+        notes = self._references.notes
+        assert notes is not None
+        notes.check_room(len(message.items), "are in the loop", "remove those of a layer: send none of it")
         if message.mode == "hold":
             raise RequestError("a loop has no harmony to hold", field="mode", fix="open the session with mode extend")
         placed = []
         newest = self._timeline.newest
-        begin, end = (0, self.frames) if newest is None or newest.band is None else newest.band
+        begin, end = (0, self._frames) if newest is None or newest.band is None else newest.band
         for index, item in enumerate(message.items):
-            frame = self._canvas_frame(message.at + item.start_s)
+            frame = self._core.canvas_frame(message.at + item.start_s)
             if message.mode == "echo" and message.quantize:
                 frame = self._quantized(frame)
             note = notes.placed(message, item, index, frame)
@@ -221,7 +243,7 @@ class LoopGenerations(Generations):
             notes.add(placed, is_exact=message.exact)
         else:
             notes.remove(message.layer)
-        self.references.version += 1
+        self._references.version += 1
 
     def _quantized(self, frame: float) -> float:
         """The nearest sixteenth of the loop's bars; a canvas frame where it has none."""
@@ -236,15 +258,32 @@ class LoopGenerations(Generations):
         """A write may go over the end of the canvas and on at its beginning."""
         if self._timeline.newest is None:
             raise RequestError("there is no canvas yet", field="at_s", fix="wait for the first audio")
-        if frames > self.frames:
-            raise RequestError(f"has {frames} frames, the canvas has {self.frames}", field="samples")
-        return start % self.frames
+        if frames > self._frames:
+            raise RequestError(f"has {frames} frames, the canvas has {self._frames}", field="samples")
+        return start % self._frames
 
-    def _write(self, start: int, piece: Piece, seq: int) -> None:
+    def write(self, start: int, piece: Piece, seq: int) -> None:
+        """Put latents from frame `start` on into the canvas, which is the source then."""
         canvas, n = self._timeline.canvas, len(piece.latents)
-        head = min(n, self.frames - start)
+        head = min(n, self._frames - start)
         canvas = canvas.with_part(CanvasPart(piece, 0, start, start + head, seq, seq))
         if n > head:
             canvas = canvas.with_part(CanvasPart(piece, head, 0, n - head, seq, seq))
         self._timeline.place_canvas(self._playhead.reach, canvas)
-        self.references.put("source", PlacedSource(None, None, Piece(f"source/{seq}", canvas.rows(range(self.frames)))))
+        source = Piece(f"source/{seq}", canvas.rows(range(self._frames)))
+        self._references.put("source", PlacedSource(None, None, source))
+
+    def stored(self, pieces: Pieces) -> dict[str, Any]:
+        """Members of StoredGenerations, which `restore` takes."""
+        noise = self.placed_noise
+        return {"noise": noise and (noise.seed, noise.index, noise.piece and pieces.store(noise.piece))}
+
+    def restore(self, stored: StoredGenerations, pieces: Pieces) -> None:
+        """Go on with the noise of a canvas. Raises StoreError."""
+        if stored.noise is None:
+            return
+        seed, index, name = stored.noise
+        piece = None if name is None else pieces.load(name)
+        if piece is not None and piece.latents.shape != (self._frames, self._model.latent_channels):
+            raise damaged("generations.noise is not that of the canvas")
+        self.placed_noise = self._newest_noise = PassNoise(seed, index, piece)

@@ -7,7 +7,7 @@ from typing import Any
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
 from runtime.live.parts.given_notes import Bar, GivenNotes
-from runtime.live.parts.plan import SessionPlan
+from runtime.live.parts.outline import SongOutline
 from runtime.live.playback.canvas import Piece, PlacedSource
 from runtime.live.protocol.actions import CheckedControls, LiveModel
 from runtime.live.protocol.messages import ReferenceKind, control_of
@@ -22,7 +22,7 @@ class References:
     """What is in force, from the next generation on; `version` counts the changes.
 
     source: latents `[N, C]` on the canvas; timbre: latents `[F, C]` of a reference; structure: hints `[N, C]` on the
-    canvas. plan: what is planned where there is neither source nor structure; None: nothing. notes: what the client
+    canvas. song: what is planned where there is neither source nor structure; None: nothing. notes: what the client
     plays; None where the model makes nothing of it. first_bars: those of the music where there is no planner.
     """
 
@@ -30,7 +30,7 @@ class References:
         self.source: PlacedSource | None = None
         self.timbre: PlacedSource | None = None
         self.structure: PlacedSource | None = None
-        self.plan: SessionPlan | None = None
+        self.song: SongOutline | None = None
         self.first_bars: FirstBars | None = None
         self.version = 0
         facts = model.notes
@@ -41,7 +41,7 @@ class References:
     @property
     def is_planned(self) -> bool:
         """Whether generations follow the plan."""
-        return self.plan is not None and self.source is None and self.structure is None
+        return self.song is not None and self.source is None and self.structure is None
 
     def put(self, kind: ReferenceKind, reference: PlacedSource | None) -> None:
         """Set or remove one of them."""
@@ -79,9 +79,9 @@ class References:
             for found in (self.source, self.structure)
         )
         sections: tuple[SongSection, ...] = ()
-        if self.plan is not None and self.is_planned:
-            hints = self.plan.hints(segment.start_frame, segment.frames)
-            sections = self.plan.sections_in(segment.start_frame, segment.frames)
+        if self.song is not None and self.is_planned:
+            hints = self.song.hints(segment.start_frame, segment.frames)
+            sections = self.song.sections_in(segment.start_frame, segment.frames)
         elif self.first_bars is not None and source is None and hints is None:
             hints = self.first_bars.hints(segment.start_frame, segment.frames)
         phrases: tuple[Phrase, ...] = ()
@@ -97,11 +97,11 @@ class References:
     @property
     def bars(self) -> tuple[Bar, ...]:
         """Those that are planned; none where something else than a plan is played."""
-        plan = self.played_plan
-        return () if plan is None else plan.bars
+        song = self.played_song
+        return () if song is None else song.bars
 
     @property
-    def played_plan(self) -> SessionPlan | None:
-        """The plan that is played; None: something else, or it is not known yet where on the canvas it is."""
-        plan = self.plan
-        return plan if plan is not None and self.is_planned and plan.is_known and not plan.is_idle else None
+    def played_song(self) -> SongOutline | None:
+        """The song that is played; None: something else, or it is not known yet where on the canvas it is."""
+        song = self.song
+        return song if song is not None and self.is_planned and song.is_known and not song.is_idle else None

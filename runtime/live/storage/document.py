@@ -1,12 +1,18 @@
-"""The document of a stored session as data: which JSON values it has. Its limits are those that any model has."""
+"""The state of a session as data, and the document that it is stored as: the one schema of both.
+
+A session's parts make these values, unchecked, and go on from them; `parse_session` checks what was stored. The limits
+are those that any model has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from runtime.base.errors import StoreError
+from runtime.base.errors import RequestError, StoreError
 from runtime.live.protocol.messages import (
     MAX_RAMP_MS,
     MAX_SEQ,
@@ -21,6 +27,7 @@ from runtime.live.protocol.messages import (
 from runtime.requests.option_types import Share, Text
 from runtime.requests.request import MAX_SEED
 
+VERSION = 1
 # Larger than any frame, sample or count of a session, and small enough for sums of them in 64 bits.
 MAX_NUMBER = 2**53
 # Connections of one session, far from the limit of the audio's header.
@@ -43,7 +50,8 @@ StoredPart = tuple[str, Number, Number, Number, SeqOrNone, SeqOrNone]
 StoredSource = tuple[Identifier | None, Share | None, str, Number]
 
 
-class StoredRamp(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredRamp:
     """See Ramp; times are relative to that of the snapshot."""
 
     start: Any
@@ -60,7 +68,8 @@ class StoredWeightRamp(StoredRamp):
     end: Weight
 
 
-class StoredSchedule(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredSchedule:
     """See ScheduledChange."""
 
     at_sample: Number
@@ -70,23 +79,25 @@ class StoredSchedule(BaseModel):
     ramp_s: Annotated[float, Field(ge=0.0, le=MAX_RAMP_MS / 1e3)]
 
 
-class StoredControls(BaseModel):
-    """See ControlState.snapshot."""
+@dataclass(frozen=True, kw_only=True)
+class StoredControls:
+    """See ControlState."""
 
     seed: Seed
     values: dict[str, Any]
     weights: dict[Text, Weight]
     blend: Blend
     seqs: tuple[SeqOrNone, SeqOrNone]
-    client_seqs: tuple[Number, list[SeqOrNone]] = (0, [])
+    client_seqs: tuple[Number, list[SeqOrNone]] = field(default_factory=lambda: (0, []))
     from_sample: Number
     ramps: dict[str, StoredRamp]
     weight_ramps: dict[Text, StoredWeightRamp]
     scheduled: list[StoredSchedule]
 
 
-class StoredPlayhead(BaseModel):
-    """See Playhead.snapshot."""
+@dataclass(frozen=True, kw_only=True)
+class StoredPlayhead:
+    """See Playhead."""
 
     position: Number
     lead_s: Annotated[float, Field(ge=0.0, le=10.0)]
@@ -94,7 +105,8 @@ class StoredPlayhead(BaseModel):
     underruns: Number
 
 
-class StoredPlacement(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredPlacement:
     """See Placement."""
 
     from_sample: Number
@@ -103,12 +115,15 @@ class StoredPlacement(BaseModel):
     band: tuple[Number, Number] | None
     is_chosen: bool | None = None
     tempo: tuple[Annotated[float, Field(ge=1.0, le=1000.0)], Annotated[int, Field(ge=1, le=64)]] | None = None
-    muted: Layers = []
-    levels_db: Annotated[dict[Identifier, Annotated[float, Field(ge=-96.0, le=48.0)]], Field(max_length=64)] = {}
+    muted: Layers = field(default_factory=list)
+    levels_db: Annotated[dict[Identifier, Annotated[float, Field(ge=-96.0, le=48.0)]], Field(max_length=64)] = field(
+        default_factory=dict
+    )
     parts: list[StoredPart]
 
 
-class StoredSection(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredSection:
     """See SongSection."""
 
     index: Number
@@ -126,7 +141,8 @@ class StoredSection(BaseModel):
     sixteenths: StoredBeats = 0
 
 
-class StoredChange(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredChange:
     """See SongEdit."""
 
     from_frame: SignedNumber
@@ -136,8 +152,9 @@ class StoredChange(BaseModel):
     seq: Number | None = None
 
 
-class StoredPlanValues(BaseModel):
-    """See SessionPlan.store."""
+@dataclass(frozen=True, kw_only=True)
+class StoredPlanValues:
+    """See SongFollower."""
 
     origin: SignedNumber | None
     header: dict[str, Any]
@@ -151,7 +168,8 @@ class StoredPlanValues(BaseModel):
     changes: list[StoredChange]
 
 
-class StoredPlan(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredPlan:
     """A plan and the parts of its hints."""
 
     values: StoredPlanValues
@@ -164,8 +182,9 @@ Key = Annotated[int, Field(ge=0, le=127)]
 NoteFrames = Annotated[int, Field(ge=1, le=2**20)]
 
 
-class StoredNotes(BaseModel):
-    """See GivenNotes.store."""
+@dataclass(frozen=True, kw_only=True)
+class StoredNotes:
+    """See GivenNotes."""
 
     given: list[
         tuple[Identifier, SignedNumber, SignedNumber, bool, bool, list[tuple[Key, Velocity, SignedNumber, NoteFrames]]]
@@ -173,8 +192,9 @@ class StoredNotes(BaseModel):
     held: list[tuple[SignedNumber, list[Key], Velocity, Identifier | None, bool]]
 
 
-class StoredGenerations(BaseModel):
-    """See store_generations."""
+@dataclass(frozen=True, kw_only=True)
+class StoredGenerations:
+    """See Generations. noise: a loop's; heard_frame, context_frame: those of music without an end."""
 
     num_started: Number
     num_placed: Number
@@ -190,15 +210,17 @@ class StoredGenerations(BaseModel):
     context_frame: Number | None = 0
 
 
-class StoredIdentity(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class StoredIdentity:
     """See ModelIdentity."""
 
     bundle_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     precision: Annotated[str, Field(max_length=64)] = ""
 
 
-class StoredSession(BaseModel):
-    """See SessionParts.snapshot."""
+@dataclass(frozen=True, kw_only=True)
+class StoredSession:
+    """See LiveSession. signal: what its arrays and sample numbers depend on."""
 
     id: str
     mode: Mode
@@ -206,25 +228,36 @@ class StoredSession(BaseModel):
     slots: Annotated[int, Field(ge=1, le=MAX_SLOTS)]
     frames: Number
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
-    events: list[EventKind] = []
+    events: list[EventKind] = field(default_factory=list)
     signal: list[int]
     made_by: StoredIdentity = StoredIdentity()
     epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
     controls: StoredControls
     playhead: StoredPlayhead
     timeline: list[StoredPlacement]
-    muted: Layers = []
+    muted: Layers = field(default_factory=list)
     generations: StoredGenerations
-    waiting: list[tuple[Number, dict[str, Any], str | None]] = []
+    waiting: list[tuple[Number, dict[str, Any], str | None]] = field(default_factory=list)
 
 
-def parse_session(meta: Any) -> dict[str, Any]:
-    """A snapshot's meta with all members that a session has, and no others. Raises StoreError where it is not one."""
+_SESSION = TypeAdapter(StoredSession)
+
+
+def parse_session(meta: Mapping[str, Any]) -> StoredSession:
+    """The state of a document. Raises StoreError where it is not one of this version, RequestError of another one."""
+    if meta.get("version", VERSION) != VERSION:
+        raise RequestError(f"the session was stored in format {meta['version']!r:.60}, expected {VERSION}")
     try:
-        return StoredSession.model_validate(meta).model_dump()
+        return _SESSION.validate_python(meta)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise damaged(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def document_of(session: StoredSession) -> dict[str, Any]:
+    """What `parse_session` takes, as JSON values."""
+    document: dict[str, Any] = _SESSION.dump_python(session, warnings=False)
+    return {"version": VERSION, **document}
 
 
 def damaged(what: str) -> StoreError:
