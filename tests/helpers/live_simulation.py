@@ -297,7 +297,7 @@ class Simulation:
 
     def _note_place(self, latents: NDArray[np.float32]) -> None:
         """After a reset, a generation's first frame is the canvas frame that it was put at."""
-        for part in self.session.timeline.canvas.parts:
+        for part in self.session.core.timeline.canvas.parts:
             if part.piece.latents is latents:
                 latents[:, FRAME] = np.arange(len(latents)) + part.start - part.row
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runtime.base.errors import RequestError
-from runtime.live.parts.plan import basis_of
+from runtime.live.parts.song import basis_of
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import SongBeginning
 from runtime.live.protocol.messages import LivePrompt, NewSection, SetPlan
 from runtime.live.protocol.server_messages import Plan, Problem, State
+from runtime.live.session.live_session import LiveSession
+from runtime.live.storage.store import SessionSnapshot
+from runtime.music.plan_state import SongState
 from runtime.requests.options import GenerationOptions
 
 LONGEST_S = 30.0
@@ -91,7 +95,7 @@ class LiveMachine(RuleBasedStateMachine):
     def forget_edits(self) -> None:
         """Another prompt or tempo plans anew, a source plays without a plan."""
         session = self.simulation.session
-        basis = basis_of(session._controls.final_options())
+        basis = basis_of(session.core.controls.final_options())
         if basis != self.basis or session.plan is None or session.plan.is_idle:
             self.basis, self.edits = basis, {}
 
@@ -157,11 +161,19 @@ class LiveMachine(RuleBasedStateMachine):
             start_s = told[max(0, len(told) - 1 - place)].start_s
             sections = None if bars is None else [NewSection(kind=kind, layers=layers, bars=count) for count in bars]
             message = SetPlan(seq=self.next_seq(), start_s=start_s, sections=sections, codes=codes or None)
-            before = (plan.published, plan.end, plan.has_edits)
+            before = (plan.published, plan.end, self.num_edits)
             if self.handle(message):
                 self.edits[self.seq] = (round(start_s * FRAME_RATE) - plan.origin, bars, codes)
             else:
-                assert (plan.published, plan.end, plan.has_edits) == before
+                assert (plan.published, plan.end, self.num_edits) == before
+
+    @property
+    def num_edits(self) -> int:
+        """How many edits are not made yet, as the session's document has them."""
+        return len(self.snapshot()["generations"]["plan"]["values"]["changes"])
+
+    def snapshot(self) -> dict[str, Any]:
+        return self.simulation.session.snapshot(self.simulation.now_s).meta
 
     @property
     def can_edit(self) -> bool:
@@ -199,9 +211,18 @@ class LiveMachine(RuleBasedStateMachine):
     @invariant()
     def check(self) -> None:
         if hasattr(self, "simulation"):
+            self.check_snapshot()
             self.forget_edits()
             self.check_chunks()
             self.check_heard()
+
+    def check_snapshot(self) -> None:
+        """What is stored is restored: it is stored again as it was, but for what is in flight."""
+        session, now_s = self.simulation.session, self.simulation.now_s
+        stored = session.snapshot(now_s)
+        again = LiveSession.restore(SessionSnapshot(stored.meta, stored.pieces), session.model, now_s).snapshot(now_s)
+        assert again.pieces.keys() == stored.pieces.keys()
+        assert again.meta == stored.meta
 
     def check_chunks(self) -> None:
         """First-time chunks follow each other; what replaces lies between the playhead and the end of what was sent."""
@@ -262,9 +283,9 @@ class LiveMachine(RuleBasedStateMachine):
             all_codes = {place: code for place, code in all_codes.items() if place < first}
             all_codes |= {first + index: code for index, code in enumerate(codes)}
         if self.edits:
-            plan = self.simulation.session.plan
-            assert plan is not None
-            form = SimulatedForm(SongBeginning(GenerationOptions(prompt=""), 1, plan._state))
+            values, codes = self.snapshot()["generations"]["plan"]["values"]["state"]
+            state = SongState(values, np.array(codes, np.int64))
+            form = SimulatedForm(SongBeginning(GenerationOptions(prompt=""), 1, state))
             made = {start: bars for _, kind, layers, bars, start in form._requests if (kind, *layers) == BREAK}
             assert {start: made.get(start) for start in all_bars} == all_bars
             assert {place: form._given.get(place) for place in all_codes} == all_codes

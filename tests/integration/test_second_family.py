@@ -177,7 +177,7 @@ def test_a_loop_of_any_length_is_decoded_in_the_groups_of_its_canvas(pipeline: P
     player.session.handle(band, player.now_s)
     pcm = player.play(16.0)
     (latents,) = player.latents
-    here = player.session.timeline.newest
+    here = player.session.core.timeline.newest
     assert here is not None
     assert here.band == (begin, end)
     # One pass, with frames of the passes around it from an even frame on.
@@ -198,7 +198,7 @@ def test_an_extension_is_decoded_in_the_groups_of_its_canvas_also_after_changes(
     starts = [job.segment.start_frame for job in player.jobs]
     assert len(starts) > 5
     assert all(start % 2 == 0 for start in starts)
-    canvas = player.session.timeline.canvas
+    canvas = player.session.core.timeline.canvas
     whole = decoded(pipeline, canvas.rows(range(canvas.end // 2 * 2)))
     settled = max((end for _, end in player.replaced), default=0) + 3 * HOP
     assert len(pcm) - settled > 4 * RATE

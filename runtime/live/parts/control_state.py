@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runtime.base.errors import RequestError
 from runtime.live.parts.controls import (
     CONTROL_NAMES,
     LIVE_ONLY,
@@ -100,7 +99,7 @@ class ControlState:
         self.scheduled = sorted([*self.scheduled, change], key=lambda each: each.at_sample)
         self.accepted_seq = seq
 
-    def begin_scheduled(self, before_sample: int, playhead: Playhead) -> int | None:
+    def begin_scheduled(self, before_sample: float, playhead: Playhead) -> int | None:
         """Begin the changes of samples before this one; ramps begin when the playhead gets there.
 
         Returns the `seq` of the last one that begins, None where none does.
@@ -259,22 +258,6 @@ class ControlState:
                 self._values.pop(name, None)
             else:
                 self._values[name] = value
-
-
-def renewed(stored: StoredControls, model: LiveModel) -> tuple[StoredControls, list[str]]:
-    """The state of another model with all changes made, and the controls that this model does not take."""
-    values, lost = dict(stored.values), list[str]()
-    for change in stored.scheduled:
-        values |= change.patch
-    for name, value in list(values.items()):
-        try:
-            check_controls({name: value}, model)
-        except RequestError:
-            lost.append(name)
-            del values[name]
-    newest = stored.seqs[1]
-    without: dict[str, Any] = {"ramps": {}, "weight_ramps": {}, "scheduled": []}
-    return replace(stored, values=values, seqs=(newest, newest), from_sample=0, **without), lost
 
 
 def _set_ramp(

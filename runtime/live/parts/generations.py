@@ -48,6 +48,11 @@ class Generations:
             self.mode.handle(message)
         self._core.controls.accept(message.seq)
 
+    def follow_song(self) -> None:
+        """Play by a song from the beginning on; a loop has none."""
+        assert isinstance(self.mode, ExtendMode)
+        self.mode.follow_song()
+
     def wanted_s(self) -> float | None:
         """Since when one more generation is wanted; None where none is."""
         now_s = self._core.clock.now_s

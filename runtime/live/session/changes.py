@@ -100,7 +100,7 @@ class Changes:
     def _wait(self, items: Iterable[Waiting]) -> None:
         self.waiting = sorted(items, key=lambda each: each.at_sample)
 
-    def advance(self, before_sample: int) -> None:
+    def advance(self, before_sample: float) -> None:
         """Begin what waits for samples before this one."""
         if (seq := self._controls.begin_scheduled(before_sample, self._core.playhead)) is not None:
             self.texts_seq = seq

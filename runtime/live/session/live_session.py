@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from runtime.base.errors import NoNotesError, RequestError, StaleSeqError, TickError
 from runtime.config.codec import Latents
-from runtime.live.parts.control_state import ControlState, renewed
+from runtime.live.parts.control_state import ControlState
 from runtime.live.parts.core import SessionCore
 from runtime.live.parts.extend import ExtendMode
 from runtime.live.parts.generations import Generations
@@ -24,9 +25,9 @@ from runtime.live.parts.pieces import Pieces
 from runtime.live.playback.canvas import PlayedPart, Timeline
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol import messages
-from runtime.live.protocol.actions import Action, CancelJob, Commit, DecodeWindow, End, LiveModel, MadeHints
+from runtime.live.protocol.actions import Action, CancelJob, Commit, End, LiveModel, MadeHints
 from runtime.live.protocol.messages import AudioFormat, ClientMessage, EventKind, Mode, Open
-from runtime.live.protocol.server_messages import Applied, Problem, Ready, TextWords, problem_of
+from runtime.live.protocol.server_messages import Applied, Problem, Ready, problem_of
 from runtime.live.session.changes import Changes
 from runtime.live.session.reports import Reporter, has_plan
 from runtime.live.session.stored import (
@@ -34,6 +35,7 @@ from runtime.live.session.stored import (
     check_fits,
     load_timeline,
     new_canvas_notice,
+    renewed,
     signal_of,
     stored_timeline,
 )
@@ -101,14 +103,14 @@ class LiveSession:
         self._set_up(core, Opened(session_id, opened.mode, opened.format, list(opened.events)))
         self.generations.mode.check_bars(values, "controls.loop_bars" if opened.bars is None else "bars")
         if has_plan(model, opened):
-            self._follow_song()
+            self.generations.follow_song()
         if opened.source_id is not None:
             patch = core.references.take("source", opened.source_id, opened.source_strength, source, 0)
             controls.change(patch, 0)
 
     def _set_up(self, core: SessionCore, opened: Opened, epoch: int = 0) -> None:
         mode = LoopMode(core) if opened.mode == "loop" else ExtendMode(core)
-        self.id, self.model, self.playhead, self.timeline = opened.id, core.model, core.playhead, core.timeline
+        self.id, self.model, self.playhead = opened.id, core.model, core.playhead
         # The one that it was opened with: later changes of the control do not alter what it draws.
         self.seed = int(core.controls.defaults["seed"])
         self.client_seqs = core.controls.client_seqs  # Which seqs are the client's.
@@ -118,15 +120,14 @@ class LiveSession:
         self.audio = self.transport.audio
         self.reporter = Reporter(core, opened.mode, self.transport, self.changes)
         self._parts = (self.changes, self.generations, self.transport, self.reporter)
-        self._core, self._opened, self._controls, self._clock = core, opened, core.controls, core.clock
+        self.core, self._opened, self._controls, self._clock = core, opened, core.controls, core.clock
         self._commits = CommitTimer(core.playhead)
         self._due_s: float | None = None
         self._problem = ""
-
-    def _follow_song(self) -> None:
-        mode = self.generations.mode
-        assert isinstance(mode, ExtendMode)
-        mode.follow_song()
+        # What concerns one of the parts alone.
+        self.wanted_s, self.write_region = self.generations.wanted_s, self.generations.write_region
+        self.values, self.words_found = self.reporter.values, self.reporter.words_found
+        self.decoded, self.is_current = self.audio.decoded, self.transport.is_current
 
     @property
     def num_waiting(self) -> int:
@@ -141,7 +142,17 @@ class LiveSession:
     @property
     def plan(self) -> SongOutline | None:
         """What it plays by; None: nothing."""
-        return self._core.references.song
+        return self.core.references.song
+
+    @property
+    def epoch(self) -> int:
+        """That of the newest connection."""
+        return self.audio.epoch
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether what it plays ends soon, unless a generation continues it."""
+        return self.generations.mode.is_ending
 
     def wait_for_plan(self) -> None:
         """Its time stands still while something is waited for."""
@@ -169,7 +180,7 @@ class LiveSession:
         """The connection has ended: the next `advance` ends what runs, and nothing runs until the next `attach`."""
         self._clock.now_s = now_s
         self.playhead.detach()
-        self._core.outbox = [action for action in self._core.outbox if isinstance(action, CancelJob | End)]
+        self.core.outbox = [action for action in self.core.outbox if isinstance(action, CancelJob | End)]
         self._commits.is_changed = True
 
     def has_token(self, token: str) -> bool:
@@ -192,7 +203,7 @@ class LiveSession:
             raise REFUSALS[type(message)]
         at_sample = part.handle(message, latents, at_sample)
         if at_sample is not None and seq is not None:
-            self._core.outbox.append(Applied(seq=seq, at_sample=at_sample))
+            self.core.outbox.append(Applied(seq=seq, at_sample=at_sample))
         if not isinstance(message, messages.Ack | messages.GetCanvas | messages.GetPlan):
             self._commits.is_changed = True
         if isinstance(message, messages.Play | messages.Pause | messages.Seek | messages.SetBand):
@@ -212,8 +223,8 @@ class LiveSession:
         """
         self._clock.now_s = now_s
         if self.playhead.is_active:
-            estimate_s = self._core.flights.times.estimate_s
-            soon = self.playhead.wanted_until + self._core.samples(2 * estimate_s + SCHEDULE_MARGIN_S)
+            estimate_s = self.core.flights.times.estimate_s
+            soon = self.playhead.wanted_until + self.core.samples(2 * estimate_s + SCHEDULE_MARGIN_S)
             self.changes.advance(soon)
             self.generations.mode.note()
         # Jobs of a session that was restored in the same process have other ids than those before.
@@ -221,8 +232,8 @@ class LiveSession:
         actions = [*self.generations.advance(prefix, may_generate=may_generate, may_draft=may_draft)]
         actions += self.transport.advance()
         actions += self.reporter.advance()
-        actions += self._core.outbox
-        self._core.outbox = []
+        actions += self.core.outbox
+        self.core.outbox = []
         if self._commits.take():
             actions.append(Commit())
         self._due_s = self._next_due_s()
@@ -256,8 +267,8 @@ class LiveSession:
     def generation_failed(self, job_id: str, error: TickError, now_s: float) -> None:
         """A generation ended without latents; it is tried again later. Unknown ids are ignored."""
         self._clock.now_s = now_s
-        if self._core.flights.fail(job_id):
-            self.report(problem_of(error))
+        if self.core.flights.fail(job_id):
+            self.step_refused(error)
 
     def plan_made(self, number: int, made: MadeHints | TickError, now_s: float) -> None:
         """What came of a MakeHints; unknown numbers are ignored. Where it failed it is tried again later."""
@@ -269,31 +280,26 @@ class LiveSession:
             song.made(number, made)
             self._commits.is_changed = True
         elif (problem := song.maker.failed(number, made, is_attached=self.playhead.is_attached)) is not None:
-            self.report(problem)
-
-    def words_found(self, seq: int, words: list[TextWords]) -> None:
-        """Which words are understood, as FindWords has asked."""
-        self.reporter.words = words
-        self._core.outbox.append(Applied(seq=seq, prompt_words=words))
+            self._report(problem)
 
     def step_applied(self, seq: int, job_ids: Sequence[str], tick: int) -> None:
         """An UpdateSteps has reached these generations."""
-        self._core.flights.step_applied(seq, job_ids)
+        self.core.flights.step_applied(seq, job_ids)
 
-    def report(self, problem: Problem) -> None:
+    def step_refused(self, error: TickError) -> None:
+        """The loop did not take an UpdateSteps; the generations go on as they are."""
+        self._report(problem_of(error))
+
+    def _report(self, problem: Problem) -> None:
         """Send a problem; one that answers no message only once where it comes again."""
         if problem.seq is not None or problem.detail != self._problem:
             self._problem = problem.detail
-            self._core.outbox.append(problem)
-
-    def is_current(self, window: DecodeWindow) -> bool:
-        """Whether the audio of a window is still to be sent. Any thread."""
-        return self.playhead.is_attached and self.audio.is_pending(window)
+            self.core.outbox.append(problem)
 
     def snapshot(self, now_s: float) -> SessionSnapshot:
         """Everything that `restore` needs. Its arrays do not change later."""
         self._clock.now_s = now_s
-        pieces, core, opened = Pieces(), self._core, self._opened
+        pieces, core, opened = Pieces(), self.core, self._opened
         stored = StoredSession(
             id=self.id,
             mode=opened.mode,
@@ -323,46 +329,25 @@ class LiveSession:
         damaged.
         """
         stored, pieces, clock = parse_session(snapshot.meta), Pieces(snapshot.pieces), SessionClock(now_s)
-        session = cls.__new__(cls)
-        opened = Opened(stored.id, stored.mode, stored.format, stored.events, stored.token_sha256)
+        has_plan = stored.generations.plan is not None and model.plan is not None
         if notice := new_canvas_notice(stored, model):
-            session._renew(stored, pieces, model, clock, opened, notice)
-            return session
-        check_fits(stored, model)
+            stored, notice = renewed(stored, model, notice)
+        else:
+            check_fits(stored, model)
         controls = ControlState.restore(stored.controls, model, clock)
         timeline = load_timeline(stored, pieces, model)
         playhead = Playhead.restore(vars(stored.playhead), clock, model.sample_rate_hz)
-        session._set_up(
-            SessionCore(model, stored.frames, stored.slots, controls, timeline, playhead), opened, stored.epoch
-        )
+        core = SessionCore(model, stored.frames, stored.slots, controls, timeline, playhead)
+        session = cls.__new__(cls)
+        opened = Opened(stored.id, stored.mode, stored.format, stored.events, stored.token_sha256, notice)
+        session._set_up(core, opened, stored.epoch)
         session.changes.restore(stored.waiting, pieces)
         session.generations.restore(stored.generations, pieces)
+        if notice:
+            if has_plan:
+                session.generations.follow_song()
+            session.changes.advance(math.inf)
         return session
-
-    def _renew(
-        self,
-        stored: StoredSession,
-        pieces: Pieces,
-        model: LiveModel,
-        clock: SessionClock,
-        opened: Opened,
-        notice: str,
-    ) -> None:
-        """Go on from the state that another model has made: the playhead begins anew."""
-        values, lost = renewed(stored.controls, model)
-        controls, playhead = ControlState.restore(values, model, clock), Playhead(clock, model.sample_rate_hz)
-        playhead.is_playing = stored.playhead.is_playing
-        opened.notice = f"{notice}; this model does not take {', '.join(lost)}" if lost else notice
-        frames = stored.frames if stored.frames in model.lengths_of(stored.mode) else model.lengths[-1]
-        timeline = Timeline(muted=set(stored.muted) & model.layers.keys())
-        self._set_up(SessionCore(model, frames, stored.slots, controls, timeline, playhead), opened, stored.epoch)
-        if stored.generations.plan is not None and model.plan is not None:
-            self._follow_song()
-        self.changes.restore(stored.waiting, pieces)
-        waiting, self.changes.waiting = self.changes.waiting, []
-        for item in waiting:
-            if isinstance(item.message, messages.SetPrompts):
-                self.changes.begin(item)
 
 
 def _sha256(token: str) -> str:

@@ -23,6 +23,7 @@ from runtime.live.protocol import messages
 from runtime.live.protocol.actions import NO_OPTIONS, Action, FindWords, LiveModel
 from runtime.live.protocol.messages import Mode
 from runtime.live.protocol.server_messages import (
+    Applied,
     Beat,
     CanvasLayout,
     CanvasPicture,
@@ -133,6 +134,11 @@ class Reporter:
     def _find_words(self, seq: int) -> FindWords:
         options = NO_OPTIONS if self._model.meaning is None else self._controls.text_options()
         return FindWords(seq, texts(self._model, self._controls), options, int(self._controls.defaults["seed"]))
+
+    def words_found(self, seq: int, words: list[TextWords]) -> None:
+        """Which words are understood, as FindWords has asked."""
+        self.words = words
+        self._core.outbox.append(Applied(seq=seq, prompt_words=words))
 
     def values(self) -> dict[str, Any]:
         """All that clients may have changed, by name, as in Changed."""

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from runtime.base.errors import RequestError
 from runtime.config.deployment import ModelIdentity
+from runtime.live.parts.controls import check_controls
 from runtime.live.parts.pieces import Pieces
 from runtime.live.playback.canvas import Canvas, Placement, Timeline
-from runtime.live.playback.playhead import Playhead
+from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import LiveModel
-from runtime.live.storage.document import LONGEST_S, StoredPlacement, StoredSession, damaged
+from runtime.live.storage.document import (
+    LONGEST_S,
+    StoredGenerations,
+    StoredPlacement,
+    StoredPlayhead,
+    StoredSession,
+    damaged,
+)
 from runtime.music.part_moods import PartMoods
 from runtime.music.tempo import Tempo
 
@@ -60,6 +69,36 @@ def new_canvas_notice(stored: StoredSession, model: LiveModel) -> str:
         lost.append("notes")
     again = f"; the {' and the '.join(lost)} can be sent again" if lost else ""
     return f"the canvas was made by {made_by}: prompts, controls and seed go on with a new one{again}"
+
+
+def renewed(stored: StoredSession, model: LiveModel, notice: str) -> tuple[StoredSession, str]:
+    """The state that this model goes on with where another made it, and the notice with what it does not take.
+
+    Prompts, controls and seed go on, with all changes made; canvas and playhead begin anew.
+    """
+    controls, lost = stored.controls, list[str]()
+    values = controls.values | {name: value for change in controls.scheduled for name, value in change.patch.items()}
+    for name, value in list(values.items()):
+        try:
+            check_controls({name: value}, model)
+        except RequestError:
+            lost.append(name)
+            del values[name]
+    newest = controls.seqs[1]
+    made: dict[str, Any] = {"values": values, "seqs": (newest, newest), "from_sample": 0}
+    playhead = Playhead(SessionClock(0.0), model.sample_rate_hz)
+    playhead.is_playing = stored.playhead.is_playing
+    state = replace(
+        stored,
+        frames=stored.frames if stored.frames in model.lengths_of(stored.mode) else model.lengths[-1],
+        controls=replace(controls, **made, ramps={}, weight_ramps={}, scheduled=[]),
+        playhead=StoredPlayhead(**playhead.snapshot()),
+        timeline=[],
+        muted=[name for name in stored.muted if name in model.layers],
+        generations=StoredGenerations(num_started=0, num_placed=0, is_current=False, times_s=[], source=None),
+        waiting=[item for item in stored.waiting if item[1].get("type") == "prompts"],
+    )
+    return state, f"{notice}; this model does not take {', '.join(lost)}" if lost else notice
 
 
 def check_fits(stored: StoredSession, model: LiveModel) -> None:

@@ -18,7 +18,7 @@ from runtime.live.playback.canvas import PlayedPart
 from runtime.live.playback.navigation import Navigation
 from runtime.live.playback.played_notes import PlayedNotes
 from runtime.live.protocol import messages
-from runtime.live.protocol.actions import Action, End
+from runtime.live.protocol.actions import Action, DecodeWindow, End
 from runtime.live.protocol.messages import ClientMessage, SetClock
 from runtime.music.tempo import Tempo
 
@@ -136,6 +136,10 @@ class Transport:
         bpm = self._model.ranges.bpm.nearest(round(message.bpm, 2))
         self._controls.schedule(begins, check_controls({"bpm": bpm}, self._model, "clock"), message.seq)
         return begins
+
+    def is_current(self, window: DecodeWindow) -> bool:
+        """Whether the audio of a window is still to be sent. Any thread."""
+        return self._playhead.is_attached and self.audio.is_pending(window)
 
     def played(self, most_s: float) -> PlayedPart:
         """One pass of what a loop repeats; else what was played last, at most so long, from a bar line where there are.

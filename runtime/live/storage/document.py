@@ -256,7 +256,7 @@ def parse_session(meta: Mapping[str, Any]) -> StoredSession:
 
 def document_of(session: StoredSession) -> dict[str, Any]:
     """What `parse_session` takes, as JSON values."""
-    document: dict[str, Any] = _SESSION.dump_python(session, warnings=False)
+    document: dict[str, Any] = _SESSION.dump_python(session, mode="json", warnings=False)
     return {"version": VERSION, **document}
 
 

@@ -33,7 +33,7 @@ class Crowd:
 
     @property
     def underruns(self) -> list[int]:
-        return [each.session.underruns for each in self.all]
+        return [each.session.playhead.underruns for each in self.all]
 
     def silence_s(self, last_s: float) -> float:
         """Silence of all clients in the last seconds."""

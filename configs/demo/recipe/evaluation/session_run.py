@@ -130,7 +130,7 @@ class SessionRun:
         missing = max(0, window.start_frame + end - len(self.played))
         self.played = np.concatenate((self.played, np.zeros((missing, self.played.shape[1]), np.float32)))
         self.played[start : start + end - first] = window.values[first:end]
-        self.session.audio.decoded(window, np.zeros((window.num_samples, self.session.model.channels), np.float32))
+        self.session.decoded(window, np.zeros((window.num_samples, self.session.model.channels), np.float32))
 
 
 class PlayedRun(SessionRun):

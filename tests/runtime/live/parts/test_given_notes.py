@@ -15,6 +15,7 @@ from runtime.live.parts.given_notes import Bar, GivenNotes, bar_at, echoed
 from runtime.live.protocol.actions import NoteFacts
 from runtime.live.protocol.messages import LivePrompt, NoteItem, PlayNotes, Reset, SetPlan, SetPrompts
 from runtime.live.protocol.server_messages import Applied
+from runtime.live.storage.document import StoredNotes
 from runtime.music.tracker import FrameNote
 
 BAR_S = FRAMES_PER_BAR / FRAME_RATE
@@ -139,7 +140,7 @@ def test_a_bar_closes_early_enough_for_a_generation() -> None:
     simulation = NoteSimulation(new_session(model=NOTED_PLAN, mode="extend", plan=True), generation_s=0.6)
     simulation.run(6.0)
     play(simulation, 1, {"pitch": 40}, at=bar_of(simulation) * BAR_S, layer="bass", bars=4)
-    notes = simulation.session._generations.references.notes
+    notes = simulation.session.core.references.notes
     assert notes is not None
     first = notes.next_bar_frame
     assert first is not None
@@ -213,26 +214,27 @@ def test_notes_are_kept_with_the_session() -> None:
     bar = bar_of(simulation) + 1
     play(simulation, 2, {"pitch": 38}, at=bar * BAR_S, layer="bass", bars=2, exact=True)
     play(simulation, 3, {"pitch": 36}, mode="hold", layer="bass")
-    before = simulation.session._generations.references.notes
+    before = simulation.session.core.references.notes
     assert before is not None
-    stored = before.store()
+    stored = before.stored()
     simulation.restart()
-    after = simulation.session._generations.references.notes
+    after = simulation.session.core.references.notes
     assert after is not None
-    assert after.store() == stored
+    assert after.stored() == stored
     simulation.run(5.0)
     assert any(note.start_frame == round(7.0 * FRAME_RATE) and note.key == 40 for note in simulation.offline)
 
 
 def test_what_is_stored_and_the_model_does_not_have_is_left_out() -> None:
     simulation = planned()
-    notes = simulation.session._generations.references.notes
+    notes = simulation.session.core.references.notes
     assert notes is not None
-    chord = [0, [36], 100, "bass", True]
-    given = ["bass", 0, 10, True, False, [[36, 100, 0, 5], [37, 100, 5, 5]]]
-    others = [[1, [60], 100, "harp", True], [2, [61], 100, "bass", True]]
-    notes.restore({"given": [given, ["harp", *given[1:]]], "held": [chord, *others]})
-    assert notes.store() == {"given": [[*given[:5], [given[5][0]]]], "held": [[*chord[:1], (36,), *chord[2:]]]}
+    known, unknown = (36, 100, 0, 5), (37, 100, 5, 5)
+    chord = (0, [36], 100, "bass", True)
+    others = [(1, [60], 100, "harp", True), (2, [61], 100, "bass", True)]
+    given = [(layer, 0, 10, True, False, [known, unknown]) for layer in ("bass", "harp")]
+    notes.restore(StoredNotes(given=given, held=[chord, *others]))
+    assert notes.stored() == StoredNotes(given=[("bass", 0, 10, True, False, [known])], held=[chord])
     simulation.handle(Reset(seq=1))
     simulation.run(2.0)
 

@@ -16,7 +16,7 @@ from runtime.live.protocol import messages
 from runtime.live.protocol.messages import LivePrompt, client_message
 from runtime.live.protocol.server_messages import Applied, Beat, State
 from runtime.live.session.live_session import LiveSession
-from runtime.live.session.waiting import MAX_WAITING
+from runtime.live.session.transport import MAX_WAITING
 from runtime.live.storage.store import SessionSnapshot
 
 BARS = {"bpm": 300.0}  # 20 frames each
@@ -163,12 +163,12 @@ def test_a_beat_that_goes_on_is_not_told_again_with_every_change() -> None:
     simulation = playing(2.05, controls=BARS)
     send(simulation, type="clock", seq=1, bpm=300.0, sample=80)  # bars that do not begin with those of the axis
     simulation.run(2.0)
-    before, placed = len(simulation.messages), simulation.session._timeline.version
+    before, placed = len(simulation.messages), simulation.session.core.timeline.version
     for seq in range(2, 12):
         simulation.set(seq, guidance=float(seq))
         simulation.run(0.1)
     states = [each for each in simulation.messages[before:] if isinstance(each, State)]
-    assert simulation.session._timeline.version > placed + 2
+    assert simulation.session.core.timeline.version > placed + 2
     assert len(states) <= 5
 
 

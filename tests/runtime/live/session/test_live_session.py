@@ -29,7 +29,7 @@ from runtime.live.protocol import messages
 from runtime.live.protocol.actions import DecodeWindow, End, FindWords, LiveModel
 from runtime.live.protocol.messages import LivePrompt
 from runtime.live.protocol.server_messages import Applied, CanvasPicture, Problem, State, TextWords
-from runtime.live.session.live_session import STATE_INTERVAL_S, LiveSession
+from runtime.live.session.live_session import LiveSession
 from runtime.live.session.reports import prompt_words
 from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
@@ -346,7 +346,7 @@ def test_a_paused_session_does_nothing() -> None:
     counts = len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits
     simulation.run(5.0)
     assert counts == (len(simulation.jobs), len(simulation.chunks), len(simulation.messages), simulation.commits)
-    assert simulation.session.due_s() is None or not simulation.session.is_active
+    assert simulation.session.due_s() is None or not simulation.session.playhead.is_active
     simulation.handle(messages.Play())
     simulation.run(1.0)
     assert len(simulation.jobs) > counts[0]
@@ -363,15 +363,15 @@ def test_a_client_that_does_not_report_gets_no_more_audio() -> None:
     simulation.is_acking = True
     simulation.run(1.0)
     assert simulation.chunks[-1][0].end_sample > sent
-    assert simulation.session.underruns == 1
+    assert simulation.session.playhead.underruns == 1
 
 
 def test_an_underrun_skips_the_axis_but_no_music() -> None:
     simulation = Simulation(new_session(mode="extend", seconds=0.6), generation_s=1.2)
     simulation.run(6.0)
-    assert simulation.session.underruns > 0
+    assert simulation.session.playhead.underruns > 0
     flagged = [chunk for chunk, _ in simulation.chunks if chunk.is_after_underrun]
-    assert simulation.session.underruns - len(flagged) in (0, 1)
+    assert simulation.session.playhead.underruns - len(flagged) in (0, 1)
     heard = simulation.heard[:, FRAME]
     known = heard[~np.isnan(heard)]
     assert set(np.diff(known)) <= {0.0, 1.0}
@@ -631,7 +631,7 @@ def test_only_the_token_resumes() -> None:
 def test_a_new_connection_begins_an_epoch_at_the_playhead() -> None:
     simulation = playing()
     simulation.session.detach(simulation.now_s)
-    assert not simulation.session.is_active
+    assert not simulation.session.playhead.is_active
     ready = simulation.session.attach("new", simulation.now_s, keep_s=60.0)
     assert (ready.resumed, ready.epoch) == (True, 2)
     assert abs(ready.next_sample - (simulation.playhead or 0)) < 100
@@ -650,7 +650,7 @@ def test_nothing_is_in_flight_without_a_client_and_what_was_is_made_again(opened
     simulation.session.detach(simulation.now_s)
     simulation.advance()
     assert simulation.cancelled[-len(in_flight) :] == [job.id for job in in_flight]
-    assert simulation.session.num_jobs == 0
+    assert simulation.session.core.flights.running == []
     num_jobs = len(simulation.jobs)
     simulation.run(1.0)
     assert len(simulation.jobs) == num_jobs
@@ -751,7 +751,7 @@ def test_after_an_ack_a_session_is_due_when_the_first_of_its_parts_is() -> None:
         session.handle(messages.Ack(playhead_sample=simulation.playhead), simulation.now_s)
         due_s = session.due_s()
         assert due_s is not None
-        parts = {"audio": session._audio.due_s, "state": session._stated_s + STATE_INTERVAL_S}
+        parts = {"audio": session.audio.due_s, "state": session.reporter.due_s}
         assert all(part_s is None or due_s <= part_s for part_s in parts.values())
         due_parts |= {name for name, part_s in parts.items() if part_s == due_s}
     assert "audio" in due_parts

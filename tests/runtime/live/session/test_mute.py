@@ -62,7 +62,7 @@ def test_a_layer_is_silent_soon_and_sounds_again_and_the_others_do_not_change(mo
     np.testing.assert_array_equal(heard[:, BASS], whole[: len(heard), BASS])
     np.testing.assert_array_equal(heard[again], whole[again][: len(heard[again])])
     assert len(simulation.jobs) == len(other.jobs), "nothing is generated for it"
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
 
 
 def test_notes_tell_what_is_heard() -> None:

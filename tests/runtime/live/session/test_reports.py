@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import MODEL, PLANNING, RATE
+from helpers.live_parts import session_core
+from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
 from helpers.simulated_form import FACTS, SimulatedForm
 
 from runtime.base.errors import RequestError
@@ -16,13 +17,12 @@ from runtime.config.notes import NoteLayerSpec, NotesSpec
 from runtime.config.option_ranges import ControlsSpec
 from runtime.live.hosting.work import make_part
 from runtime.live.parts.control_state import ControlState
-from runtime.live.parts.plan import SessionPlan
-from runtime.live.parts.references import References
+from runtime.live.parts.song import SongMaker
 from runtime.live.playback.bars import BarLines
-from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement, Timeline
-from runtime.live.playback.playhead import Playhead, SessionClock
+from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement
+from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol.actions import NoteFacts
-from runtime.live.protocol.messages import LivePrompt, Open
+from runtime.live.protocol.messages import Ack, LivePrompt, Open, SetBand, SetSource
 from runtime.live.session import reports
 from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptWords
@@ -36,11 +36,6 @@ def canvas(frames: int) -> Canvas:
     latents[:, 0] = np.linspace(-1, 1, frames)
     piece, half = Piece("p", latents), frames // 2
     return Canvas((CanvasPart(piece, 0, 0, half, 1, 1), CanvasPart(piece, half, half, frames, 2, 2)))
-
-
-def test_the_layout_is_in_frames_and_seconds() -> None:
-    layout = reports.layout(MODEL, 64)
-    assert (layout.frames, layout.seconds, layout.channels) == (64, 2.56, MODEL.latent_channels)
 
 
 def test_controls_name_the_source() -> None:
@@ -72,27 +67,28 @@ def test_musical_controls_are_those_that_the_bundle_offers() -> None:
 
 
 def test_values_are_all_that_a_client_may_have_changed() -> None:
-    state = ControlState(MODEL, CLOCK, {"guidance": 4.0}, [LivePrompt(text="a", weight=0.5)], "tokens", 9)
-    timeline, references = Timeline([Placement(0, canvas(10), 0, 0, (2, 8), is_chosen=True)]), References(MODEL)
-    references.put("source", PlacedSource("abc", 0.5, Piece("s", np.zeros((4, 2), np.float32))))
-    found = reports.values(state, references, timeline, Playhead(CLOCK, RATE), 2.0)
-    assert (found["guidance"], found["seed"], found["blend"]) == (4.0, 9, "tokens")
-    assert found["prompts"] == [{"text": "a", "weight": 0.5}]
+    prompts = [{"text": "a", "weight": 0.5}]
+    simulation = Simulation(new_session(controls={"guidance": 4.0}, prompts=prompts, blend="tokens", seed=9))
+    simulation.run(0.5)
+    assert simulation.session.values()["band"] is None
+    simulation.handle(SetSource(seq=1, id="abc", strength=0.5), np.zeros((4, CHANNELS), np.float32))
+    simulation.handle(SetBand(seq=2, start_s=0.4, end_s=0.8))
+    found = simulation.session.values()
+    assert (found["guidance"], found["seed"], found["blend"], found["prompts"]) == (4.0, 9, "tokens", prompts)
     assert (found["source"], found["timbre"]) == ({"id": "abc", "strength": 0.5}, None)
-    assert (found["band"], found["playing"]) == ([1.0, 4.0], True)
-    assert reports.values(state, references, Timeline(), Playhead(CLOCK, RATE), 2.0)["band"] is None
+    assert (found["band"], found["playing"], found["mode"]) == ([0.4, 0.8], True, "loop")
 
 
 def test_the_position_on_the_canvas_is_that_of_the_playhead() -> None:
-    timeline = Timeline([Placement(0, canvas(10), 0, 4, (0, 10))])
-    lines = BarLines(MODEL, timeline, list)
-    state = reports.state(
-        MODEL, timeline, Playhead(CLOCK, RATE, 500), lines=lines, generations_in_flight=1, generation_s=0.1
-    )
+    core = session_core()
+    core.timeline.place(Placement(0, canvas(10), 0, 4, (0, 10)))
+    core.playhead.send(1000)
+    core.playhead.ack(Ack(playhead_sample=500))
+    state = reports.state(core, BarLines(MODEL, core.timeline, list))
     assert state.beat is None
     assert state.canvas_position_s == (4 + 12.5 - 10) / 25
     assert state.loop == [0, 10 / 25]
-    assert (state.playhead_sample, state.generations_in_flight) == (500, 1)
+    assert (state.playhead_sample, state.generations_in_flight) == (500, 0)
 
 
 def test_a_picture_has_a_row_per_channel_and_the_seqs_of_its_columns() -> None:
@@ -119,14 +115,14 @@ def test_levels_of_notes_are_as_light_as_they_are_whatever_else_there_is() -> No
 
 
 def test_a_plan_has_the_sections_from_a_frame_on_at_their_place_on_the_canvas() -> None:
-    plan = SessionPlan(PLANNING, CLOCK, 64)
-    plan.restart(GenerationOptions(prompt=""), 1, 10)
-    work = plan.work(0, 0)
+    song = SongMaker(PLANNING, CLOCK, 64)
+    song.restart(GenerationOptions(prompt=""), 1, 10)
+    work = song.work(0, 0)
     assert work is not None
     assert work.begin is not None
     form = SimulatedForm(work.begin)
-    plan.made(work.number, make_part(form, work))
-    found = reports.plan(plan, 23, 25.0)
+    song.made(work.number, make_part(form, work))
+    found = reports.plan(song.outline, 23, 25.0)
     assert found.header == {"bpm": 100}
     assert [(section.index, section.start_s) for section in found.sections] == [(1, 0.88), (2, 1.84)]
 

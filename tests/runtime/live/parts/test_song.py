@@ -12,7 +12,8 @@ from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedFor
 
 from runtime.base.errors import EngineError, RequestError
 from runtime.live.hosting.work import make_part
-from runtime.live.parts.plan import MAX_EDITS, MAX_PLAN_WAIT_S, SETTLE_S, STEP_S, SessionPlan
+from runtime.live.parts.outline import SongOutline
+from runtime.live.parts.song import MAX_EDITS, MAX_WAIT_S, SETTLE_S, STEP_S, SongMaker
 from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import SongBeginning
@@ -30,10 +31,21 @@ def planned_session(**changes: Any) -> Simulation:
     return Simulation(new_session(mode="extend", plan=True), **changes)
 
 
-def session_plan(simulation: Simulation) -> SessionPlan:
-    plan = simulation.session.plan
-    assert plan is not None
-    return plan
+def outline(simulation: Simulation) -> SongOutline:
+    found = simulation.session.plan
+    assert found is not None
+    return found
+
+
+def maker(simulation: Simulation) -> SongMaker:
+    song = simulation.session.generations.mode.song
+    assert song is not None
+    return song.maker
+
+
+def stored(simulation: Simulation) -> Any:
+    """The song as the session's document has it."""
+    return simulation.session.snapshot(simulation.now_s).meta["generations"]["plan"]
 
 
 def told(simulation: Simulation) -> Plan:
@@ -66,19 +78,20 @@ def earliest_s(simulation: Simulation, **members: Any) -> float:
     return float(caught.value.fix.split()[-2])
 
 
-def test_the_slowest_of_its_last_steps_says_how_long_hints_take() -> None:
+@pytest.mark.parametrize(("frames", "duration_s"), [(50, 6.0), (51, 9.0), (100, 9.0)])
+def test_the_slowest_of_its_last_steps_says_how_long_hints_take(frames: int, duration_s: float) -> None:
     clock, begin = SessionClock(0.0), SongBeginning(GenerationOptions(prompt=""), 1)
-    plan, form = SessionPlan(PLANNING, clock, 64), SimulatedForm(begin)
-    plan.restart(begin.options, begin.seed, 0)
-    assert plan.duration_s(64) == 0.0
+    song, form = SongMaker(PLANNING, clock, frames), SimulatedForm(begin)
+    song.restart(begin.options, begin.seed, 0)
+    assert song.duration_s() == 0.0
     for seconds in (1.0, 3.0, 2.0):
-        work = plan.work(0, plan.end)
+        work = song.work(0, song.outline.end)
         assert work is not None
         clock.now_s += seconds
-        plan.made(work.number, make_part(form, work))  # type: ignore[arg-type]
-        step = work.frames
+        song.made(work.number, make_part(form, work))  # type: ignore[arg-type]
+        assert work.frames == 50
     # One step more than the frames take: what is being made comes first.
-    assert [plan.duration_s(frames) for frames in (step, step + 1, 2 * step)] == [6.0, 9.0, 9.0]
+    assert song.duration_s() == duration_s
 
 
 @pytest.mark.parametrize("plan_s", [0.005, 0.3])
@@ -87,17 +100,16 @@ def test_generations_follow_the_plan_which_is_ahead_of_them(plan_s: float) -> No
     simulation.run(20.0)
     hints = heard_hints(simulation)
     assert [hints[frame] for frame in range(len(hints))] == of_form(simulation, len(hints))
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
     canvas_end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
-    assert session_plan(simulation).end >= canvas_end + 64
+    assert outline(simulation).end >= canvas_end + 64
 
 
 def test_what_is_kept_of_a_plan_does_not_grow() -> None:
     simulation, sizes = planned_session(), []
     for _ in range(6):
         simulation.run(10.0)
-        stored, parts = session_plan(simulation).store()
-        sizes.append((len(stored["sections"]), len(list(parts))))
+        sizes.append((len(stored(simulation)["values"]["sections"]), len(stored(simulation)["hints"])))
     assert max(sizes[3:]) <= max(sizes[:3])
 
 
@@ -121,7 +133,7 @@ def test_an_edit_at_the_earliest_time_is_heard_in_full(
     simulation.handle(SetPlan(seq=1, start_s=start_s, **members))
     simulation.run(1.0)
     after, first = told(simulation), round(start_s * FRAME_RATE)
-    expected = {frame: simulation.planned(frame) for frame in range(first, session_plan(simulation).end)}
+    expected = {frame: simulation.planned(frame) for frame in range(first, outline(simulation).end)}
     simulation.run(start_s + 3.0 - simulation.now_s)
     hints = heard_hints(simulation)
     edited = [frame for frame in expected if frame in hints]
@@ -170,10 +182,10 @@ def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> N
     simulation.run(4.0)
     later_s = members.pop("later_s", 0.0)
     start_s = earliest_s(simulation, **members)
-    before = (session_plan(simulation).published, session_plan(simulation).end, len(simulation.jobs))
+    before = (outline(simulation).published, outline(simulation).end, len(simulation.jobs))
     with pytest.raises(RequestError, match=what):
         simulation.handle(SetPlan(seq=1, start_s=start_s + 3.6 + later_s if later_s else start_s, **members))
-    assert (session_plan(simulation).published, session_plan(simulation).end, len(simulation.jobs)) == before
+    assert (outline(simulation).published, outline(simulation).end, len(simulation.jobs)) == before
     simulation.set(1, guidance=4.0)
 
 
@@ -189,7 +201,7 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
     first = round(start_s * FRAME_RATE)
     job = [job for job in simulation.jobs if job.segment.start_frame < first < job.segment.start_frame + 64][-1]
     row = first - job.segment.start_frame
-    prompts = section_prompts(session_plan(simulation).facts.spec, job.options.prompt, job.sections, 0, 64)
+    prompts = section_prompts(outline(simulation).facts.spec, job.options.prompt, job.sections, 0, 64)
     weights = {item.text: item.weight[row - 1 : row + 1] for item in prompts}
     assert weights == {"calm, drums": [1.0, 0.0], "calm, no drums": [0.0, 1.0]}
 
@@ -197,7 +209,7 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
 def test_a_restored_plan_knows_what_codes_sound_beside_the_layers_of_a_section() -> None:
     simulation = planned_session()
     simulation.run(3.0)
-    plan = session_plan(simulation)
+    plan = outline(simulation)
     plan.sections = tuple(replace(each, others=("bass",)) for each in plan.sections)
     session, now_s = simulation.session, simulation.now_s
     restored = LiveSession.restore(session.snapshot(now_s), session.model, now_s).plan
@@ -218,7 +230,7 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
             simulation.set(2, bpm=90)
         simulation.run(0.8)
         after = told(simulation).sections
-        line = simulation.session._lines.at(at)
+        line = simulation.session.transport.lines.at(at)
         assert line is not None
         (heard,) = (each for each in after if each.start_s <= at / HOP / FRAME_RATE < each.end_s)
         assert heard.first_bar <= line.bar < heard.first_bar + heard.bars, "it is numbered as the beat is"
@@ -234,18 +246,18 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
 
 def test_right_after_another_prompt_no_more_is_planned_than_the_next_generation_needs() -> None:
     simulation = planned_session()
-    plan, timeline = session_plan(simulation), simulation.session._timeline
+    plan, timeline = outline(simulation), simulation.session.core.timeline
 
     def generations_ahead() -> float:
-        return (plan.end - timeline.canvas.end) / plan._frames
+        return (plan.end - timeline.canvas.end) / 64
 
     simulation.run(4.0)
     assert generations_ahead() >= 1.5
     for seq in range(1, 5):
         simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
         simulation.run(2.0)
-        assert generations_ahead() <= 1.0 + STEP_S * FRAME_RATE / plan._frames
-    assert simulation.session.underruns == 0
+        assert generations_ahead() <= 1.0 + STEP_S * FRAME_RATE / 64
+    assert simulation.session.playhead.underruns == 0
     simulation.run(SETTLE_S + 2.0)
     assert generations_ahead() >= 1.5
 
@@ -255,7 +267,7 @@ def test_a_reset_begins_a_new_plan() -> None:
     simulation.run(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
-    origin = session_plan(simulation).origin
+    origin = outline(simulation).origin
     assert origin is not None
     assert origin > 4.0 * FRAME_RATE
     (first,) = (section for section in told(simulation).sections if section.index == 0)
@@ -274,16 +286,16 @@ def test_another_prompt_changes_a_plan_at_a_bar_wherever_that_plan_begins() -> N
     simulation.run(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
-    plan = session_plan(simulation)
+    plan, song = outline(simulation), maker(simulation)
     assert plan.origin
     bar = 11 * FRAMES_PER_BAR
     for frame, changed in ((bar, bar), (bar + 1, bar + 1 + -(bar + 1) % FRAMES_PER_CODE)):
-        plan.follow(GenerationOptions(prompt=f"from {frame}"), plan.origin + frame)
-        work = plan.work(plan.origin, plan.origin + frame)
+        song.follow(GenerationOptions(prompt=f"from {frame}"), plan.origin + frame)
+        work = song.work(plan.origin, plan.origin + frame)
         assert work is not None
         assert work.change is not None
         assert work.change.from_frame == changed
-        plan.stop()
+        song.stop()
 
 
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
@@ -302,7 +314,7 @@ def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
     simulation.run(4.0)
     hints, newest = heard_hints(simulation), max(heard_hints(simulation))
     assert hints[newest] == simulation.planned(newest)
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
 
 
 def test_after_a_restart_the_same_codes_follow_also_those_of_an_edit_that_was_not_made_yet() -> None:
@@ -330,7 +342,7 @@ def test_a_prompt_that_changes_right_after_a_restart_changes_what_follows_alone(
     simulation.restart()
     simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
     simulation.run(3.0)
-    assert session_plan(simulation).origin == 0
+    assert outline(simulation).origin == 0
     playing = told(simulation).sections[0]
     assert before[playing.index] == playing.start_s
     hints = heard_hints(simulation)
@@ -352,17 +364,17 @@ def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: p
     simulation.run(8.0)
     found = heard_hints(simulation)
     assert found[max(found)] == simulation.planned(max(found))
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
 
 
 def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
-    plan = session_plan(planned_session())
+    song = maker(planned_session())
     for _ in range(1100):
-        work = plan.work(0, 0)
+        work = song.work(0, 0)
         assert work is not None
-        assert plan.failed(work.number, EngineError("failed"), is_attached=True)
-        assert plan.work(0, 0) is None
-        plan.clock.now_s += 30.0
+        assert song.failed(work.number, EngineError("failed"), is_attached=True)
+        assert song.work(0, 0) is None
+        song.clock.now_s += 30.0
 
 
 def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,12 +390,12 @@ def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatc
     for seq in range(1, 31):
         simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
         simulation.run(0.1)
-        assert len(session_plan(simulation).store()[0]["changes"]) <= 1
+        assert len(stored(simulation)["values"]["changes"]) <= 1
     simulation.run(8.0)
-    stored, _ = session_plan(simulation).store()
-    assert stored["changes"] == []
-    assert "calm 30" in str(stored["options"]["prompt"])
-    assert len(stored["state"][0]["options"]) == 2, "the first prompt's plan, then that of the last"
+    values = stored(simulation)["values"]
+    assert values["changes"] == []
+    assert "calm 30" in str(values["options"]["prompt"])
+    assert len(values["state"][0]["options"]) == 2, "the first prompt's plan, then that of the last"
     found = heard_hints(simulation)
     assert found[max(found)] == simulation.planned(max(found))
 
@@ -429,7 +441,7 @@ def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
     SimulatedForm.fails_next = True
     simulation.run(8.0)
     assert simulation.jobs[0].hints is None
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
     assert [message.detail for message in simulation.messages if isinstance(message, Problem)] == ["failed"]
     hints = heard_hints(simulation)
     assert hints[0] == -1.0
@@ -441,7 +453,7 @@ def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
     simulation.run(2.0)
     simulation.plan_s = 30.0
     simulation.run(30.0)
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
 
 
 @pytest.mark.parametrize("plan_s", [0.3, 0.6, 1.0])
@@ -449,7 +461,7 @@ def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: flo
     simulation = planned_session(plan_s=plan_s)
     simulation.run(8.0)
     simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
-    plan = session_plan(simulation)
+    plan = outline(simulation)
     known = plan.end
     while plan.end >= known or simulation.flights:
         simulation.step()
@@ -463,7 +475,7 @@ def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: flo
     assert len(incomplete.hints) < incomplete.segment.frames
     simulation.run(8.0)
     hints = heard_hints(simulation)
-    assert simulation.session.underruns == 0
+    assert simulation.session.playhead.underruns == 0
     assert -1.0 not in hints.values()
     assert hints[max(hints)] == simulation.planned(max(hints))
 
@@ -525,44 +537,44 @@ def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
 def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_to_it() -> None:
     simulation = planned_session()
     simulation.run(4.0)
-    plan, form = session_plan(simulation), simulation._form
+    plan, song, form = outline(simulation), maker(simulation), simulation._form
     assert form is not None
     start, later = plan.sections[-2].start_frame, plan.sections[-1].start_frame
-    plan.follow(GenerationOptions(prompt="calm"), start + 20)
+    song.follow(GenerationOptions(prompt="calm"), start + 20)
     for message in (
         SetPlan(seq=1, start_s=later / FRAME_RATE, sections=[BREAK]),
         SetPlan(seq=1, start_s=-(-start // 5) * 5 / FRAME_RATE, codes=[1, 2, 3, 4, 5]),
     ):
         with pytest.raises(RequestError):
-            plan.edit(message, 0, FRAME_RATE)
+            song.edit(message, 0)
     with pytest.raises(RequestError, match="still be changed") as caught:  # later is planned anew
-        plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), start + 1, FRAME_RATE)
+        song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), start + 1)
     assert caught.value.fix == "wait for the next section"
-    plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
+    song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0)
     for _ in range(2):
-        work = plan.work(0, 0)
+        work = song.work(0, 0)
         assert work is not None
-        plan.made(work.number, make_part(form, work))
-    assert not plan.has_edits
+        song.made(work.number, make_part(form, work))
+    assert not song.has_edits
     assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
 
 def test_an_edit_that_is_being_made_can_be_edited_again_where_it_begins() -> None:
     simulation = planned_session()
     simulation.run(4.0)
-    plan, form = session_plan(simulation), simulation._form
+    plan, song, form = outline(simulation), maker(simulation), simulation._form
     assert form is not None
     start, later = (section.start_frame for section in plan.sections[-2:])
     verse = NewSection(kind="verse", layers=["drums"], bars=2)
-    plan.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK, BREAK]), 0, FRAME_RATE)
-    work = plan.work(0, 0)
+    song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK, BREAK]), 0)
+    work = song.work(0, 0)
     assert work is not None
-    plan.edit(SetPlan(seq=2, start_s=start / FRAME_RATE, sections=[verse]), 0, FRAME_RATE)
+    song.edit(SetPlan(seq=2, start_s=start / FRAME_RATE, sections=[verse]), 0)
     with pytest.raises(RequestError, match="not the start of a section"):  # another one may begin there now
-        plan.edit(SetPlan(seq=3, start_s=later / FRAME_RATE, sections=[BREAK]), 0, FRAME_RATE)
-    while work is not None and plan.has_edits:
-        plan.made(work.number, make_part(form, work))
-        work = plan.work(0, 0)
+        song.edit(SetPlan(seq=3, start_s=later / FRAME_RATE, sections=[BREAK]), 0)
+    while work is not None and song.has_edits:
+        song.made(work.number, make_part(form, work))
+        work = song.work(0, 0)
     assert (start, "verse", 2) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
 
@@ -597,15 +609,15 @@ def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -
     alone, left = planned_session(plan_s=0.5), planned_session(plan_s=0.5)
     for simulation in (alone, left):
         simulation.run(4.25)
-    made = session_plan(left).end
+    made = outline(left).end
     left.session.detach(left.now_s)
-    left.run(MAX_PLAN_WAIT_S + 5.0)
-    assert session_plan(left).end == made
-    assert not session_plan(left).is_late
+    left.run(MAX_WAIT_S + 5.0)
+    assert outline(left).end == made
+    assert not maker(left).is_late
     left.connect()
     for simulation in (alone, left):
         simulation.run(4.0)
-    end = min(session_plan(left).end, session_plan(alone).end)
+    end = min(outline(left).end, outline(alone).end)
     assert end > made
     frames = range(made - 50, end)
     assert [left.planned(frame) for frame in frames] == [alone.planned(frame) for frame in frames]
@@ -627,12 +639,12 @@ def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
     simulation.restart()
     simulation.run(1.0)
     assert [problem.seq for problem in problems(simulation)] == [1, 2]
-    assert not session_plan(simulation).has_edits
+    assert not maker(simulation).has_edits
 
 
 def test_bars_begin_exactly_where_the_beat_does() -> None:
     simulation = planned_session()
-    plan = session_plan(simulation)
+    plan = outline(simulation)
     simulation.run(1.0)
     first = plan.sections[0]
     length = 4 * 60.0 / 123.0 * FRAME_RATE
@@ -652,7 +664,7 @@ def test_bars_begin_exactly_where_the_beat_does() -> None:
 
 def test_a_bar_has_the_sixteenths_of_its_section() -> None:
     simulation = planned_session()
-    plan = session_plan(simulation)
+    plan = outline(simulation)
     simulation.run(1.0)
     plan.sections = tuple(replace(plan.sections[0], sixteenths=sixteenths) for sixteenths in (16, 12, 0))
     plan.header = {**plan.header, "meter": "2/4"}  # of the newest song, and of sections that were stored without
