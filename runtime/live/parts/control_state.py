@@ -234,7 +234,9 @@ class ControlState:
         state.client_seqs = ClientSeqs(*stored.client_seqs)
         state.from_sample = stored.from_sample
         state._ramps = {name: _later(_checked(name, ramp, model), now_s) for name, ramp in stored.ramps.items()}
-        state._weight_ramps = {text: _later(ramp, now_s) for text, ramp in stored.weight_ramps.items()}
+        state._weight_ramps = {
+            text: _later(StoredRamp(**vars(ramp)), now_s) for text, ramp in stored.weight_ramps.items()
+        }
         state.scheduled = [replace(each, patch=check_controls(each.patch, model)) for each in stored.scheduled]
         return state
 

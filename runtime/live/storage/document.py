@@ -61,11 +61,14 @@ class StoredRamp:
     seq_before: SeqOrNone
 
 
-class StoredWeightRamp(StoredRamp):
+class StoredWeightRamp:
     """That of a prompt's weight."""
 
     start: Weight
     end: Weight
+    start_s: Time
+    end_s: Time
+    seq_before: SeqOrNone
 
 
 @dataclass(frozen=True, kw_only=True)
