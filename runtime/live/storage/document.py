@@ -61,6 +61,7 @@ class StoredRamp:
     seq_before: SeqOrNone
 
 
+@dataclass(frozen=True, kw_only=True)
 class StoredWeightRamp:
     """That of a prompt's weight."""
 
