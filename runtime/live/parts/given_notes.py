@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from runtime.base.errors import RequestError
+from runtime.live.playback.bars import Bar
 from runtime.live.protocol.actions import NoteFacts
 from runtime.live.protocol.messages import NoteItem, PlayNotes
 from runtime.live.storage.document import StoredNotes
@@ -24,14 +25,6 @@ MAX_NOTES = 4096
 CHORD, BASS = "pad", "bass"
 # A held chord is struck with every bar, its bass every second beat.
 BASS_SIXTEENTHS = 8
-
-
-class Bar(NamedTuple):
-    """A bar in canvas frames, exactly, and how many sixteenths it has."""
-
-    start: float
-    end: float
-    sixteenths: int
 
 
 @dataclass(frozen=True)

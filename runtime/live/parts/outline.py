@@ -9,8 +9,7 @@ from typing import Any
 
 from runtime.config.codec import Latents
 from runtime.config.plan_spec import METER
-from runtime.live.parts.given_notes import Bar
-from runtime.live.playback.bars import BarGrid
+from runtime.live.playback.bars import Bar, BarGrid
 from runtime.live.playback.canvas import Canvas, CanvasPart
 from runtime.live.protocol.actions import SongFacts
 from runtime.music.sections import SongSection, sixteenths_of

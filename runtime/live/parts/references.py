@@ -6,8 +6,9 @@ from typing import Any
 
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
-from runtime.live.parts.given_notes import Bar, GivenNotes
+from runtime.live.parts.given_notes import GivenNotes
 from runtime.live.parts.outline import SongOutline
+from runtime.live.playback.bars import Bar
 from runtime.live.playback.canvas import Piece, PlacedSource
 from runtime.live.protocol.actions import CheckedControls, LiveModel
 from runtime.live.protocol.messages import ReferenceKind, control_of

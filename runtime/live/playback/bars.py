@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from runtime.base.errors import RequestError
 from runtime.live.playback.canvas import Placement, Timeline
@@ -37,6 +38,14 @@ class BarGrid:
     def frame_of(self, bar: int) -> float:
         """Where a bar begins."""
         return self.first_frame + (bar - self.first_bar) * self.bar_frames
+
+
+class Bar(NamedTuple):
+    """A bar in canvas frames, exactly, and how many sixteenths it has."""
+
+    start: float
+    end: float
+    sixteenths: int
 
 
 class BarLines:

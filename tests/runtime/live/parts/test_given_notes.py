@@ -11,7 +11,8 @@ from helpers.simulated_form import FRAMES_PER_BAR
 
 from runtime.base.errors import NoNotesError, RequestError
 from runtime.config.notes import NoteLayerSpec
-from runtime.live.parts.given_notes import Bar, GivenNotes, bar_at, echoed
+from runtime.live.parts.given_notes import GivenNotes, bar_at, echoed
+from runtime.live.playback.bars import Bar
 from runtime.live.protocol.actions import NoteFacts
 from runtime.live.protocol.messages import LivePrompt, NoteItem, PlayNotes, Reset, SetPlan, SetPrompts
 from runtime.live.protocol.server_messages import Applied
