@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runtime.live.parts.control_state import ControlState
-from runtime.live.parts.flights import Flights
 from runtime.live.parts.references import References
+from runtime.live.parts.running import RunningGenerations
 from runtime.live.playback.canvas import Band, Canvas, Placement, Timeline
 from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.protocol.actions import Action, LiveModel
@@ -24,11 +24,11 @@ class SessionCore:
     playhead: Playhead
     outbox: list[Action] = field(default_factory=list)
     references: References = field(init=False)
-    flights: Flights = field(init=False)
+    flights: RunningGenerations = field(init=False)
 
     def __post_init__(self) -> None:
         self.references = References(self.model)
-        self.flights = Flights(self.slots, self.controls, self.references, self.timeline, self.playhead)
+        self.flights = RunningGenerations(self.slots, self.controls, self.references, self.timeline, self.playhead)
 
     @property
     def clock(self) -> SessionClock:

@@ -15,9 +15,9 @@ import numpy as np
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
 from runtime.live.parts.core import SessionCore
-from runtime.live.parts.flights import Running
 from runtime.live.parts.followers import Cut, NoteFollower, SongFollower
 from runtime.live.parts.pieces import Pieces
+from runtime.live.parts.running import Running
 from runtime.live.parts.song import basis_of
 from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource
 from runtime.live.protocol.actions import CancelJob, StopHints

@@ -12,9 +12,9 @@ from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
 from runtime.live.parts.core import SessionCore
 from runtime.live.parts.extend import ExtendMode
-from runtime.live.parts.flights import Running
 from runtime.live.parts.loop import LoopMode
 from runtime.live.parts.pieces import Pieces
+from runtime.live.parts.running import Running
 from runtime.live.playback.canvas import Piece
 from runtime.live.protocol.actions import Action, CancelJob, NoteFacts, SessionJob
 from runtime.live.protocol.messages import WriteAudio

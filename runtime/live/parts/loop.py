@@ -13,8 +13,8 @@ from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
 from runtime.live.parts.controls import STEP_CONTROLS
 from runtime.live.parts.core import SessionCore
-from runtime.live.parts.flights import Key, Running
 from runtime.live.parts.pieces import Pieces
+from runtime.live.parts.running import Key, Running
 from runtime.live.playback.bars import loop_grid
 from runtime.live.playback.canvas import Band, Canvas, CanvasPart, Piece, PlacedSource, Placement
 from runtime.live.protocol.actions import StopHints

@@ -14,8 +14,8 @@ from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE, Simulation, new_
 from helpers.note_simulation import NOTED, PLUCKED, SHAPED, SILENCE, noted
 
 from runtime.base.errors import RequestError
-from runtime.live.parts.flights import ESTIMATE_START_S
 from runtime.live.parts.pieces import Pieces
+from runtime.live.parts.running import ESTIMATE_START_S
 from runtime.live.playback.canvas import Piece, PlacedSource
 from runtime.live.protocol.actions import CancelJob
 from runtime.live.protocol.messages import Ack, LivePrompt, Reset, SetPrompts

@@ -66,7 +66,7 @@ class GenerationTimes:
         return ordered[math.ceil(0.9 * len(ordered)) - 1] * ESTIMATE_MARGIN if ordered else ESTIMATE_START_S
 
 
-class Flights:
+class RunningGenerations:
     """Generations in flight, oldest first. `slots`: how many there may be.
 
     `num_started` counts all, `num_placed` those whose latents were put into the canvas. `latest`: what the newest that
