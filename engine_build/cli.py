@@ -23,7 +23,7 @@ from engine_build.request import BuildRequest, read_options, request_of
 from engine_build.shipping import check_shippable, ship
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
-from runtime.commands.task_progress import waiting
+from runtime.commands.progress import waiting
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.deployment import Deployment, Target, load_deployment

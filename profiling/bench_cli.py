@@ -45,7 +45,7 @@ from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_
 from profiling.output import JSON_HELP, check_folders, check_plot, open_console, write_json
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version, need_packages
-from runtime.commands.task_progress import waiting
+from runtime.commands.progress import waiting
 from runtime.commands.terminal import EXIT_OVER_LIMIT
 from runtime.config.deployment import Deployment, Target, load_deployment
 from runtime.live.protocol.messages import Mode

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runtime.base.untrusted import printable
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 
 # Samples of each round in the order of their times; a round is measured without a pause.
 Rounds = Sequence[Sequence[float]]

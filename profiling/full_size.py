@@ -24,8 +24,7 @@ from profiling.http_bench import run_concurrently, span_s
 from profiling.output import write_json
 from profiling.server_process import server_process
 from runtime.commands.command_line import CommandLine
-from runtime.commands.tables import print_table
-from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, print_line
+from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, print_line, print_table
 
 PROMPT = "warm piano over soft drums"
 SAMPLE_S = 0.1

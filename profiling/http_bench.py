@@ -21,7 +21,7 @@ import typer
 from profiling.output import JSON_HELP, check_folders, open_console, write_json
 from profiling.server_process import server_process
 from runtime.commands.command_line import CommandLine
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
 from runtime.commands.terminal import print_line
 
 GENERATIONS = "/v1/audio/generations"

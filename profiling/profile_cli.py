@@ -21,7 +21,7 @@ from profiling.reports.json_files import layer_info, profile_records, trace
 from profiling.reports.tables import profile_markdown, show
 from runtime.base.errors import EngineNotBuiltError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
 from runtime.commands.terminal import EXIT_OVER_LIMIT, Terminal, exit_on_error
 from runtime.config.deployment import Deployment, Target, build_command, load_deployment
 from runtime.devices.machine import open_device

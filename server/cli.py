@@ -11,7 +11,7 @@ import typer
 
 from runtime.base.errors import TickError
 from runtime.commands.command_line import CommandLine, Config, Version
-from runtime.commands.task_progress import OPENING, waiting
+from runtime.commands.progress import OPENING, waiting
 from runtime.commands.terminal import log_to_stderr, print_line
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Target, load_deployment

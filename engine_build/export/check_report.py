@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from runtime.base.errors import TickError
 from runtime.base.files import expanded
-from runtime.commands.tables import markdown_table, markdown_text
+from runtime.commands.terminal import markdown_table, markdown_text
 from runtime.config.deployment import Target
 from runtime.devices.machine import machine_of, num_cores
 from runtime.engines.loading import tool_versions

@@ -16,7 +16,7 @@ from engine_build.graphs.reference_session import exact_session, onnxruntime_err
 from engine_build.new_bundle.roles import AssignedRole
 from runtime.base.errors import ConfigError
 from runtime.base.untrusted import quoted
-from runtime.commands.task_progress import waiting
+from runtime.commands.progress import waiting
 from runtime.config.decoder import DecoderInputs
 from runtime.engines.manifest import TensorInfo
 

@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine_build.compile.rebuild_check import RebuildDecision, total_memory_bytes
 from engine_build.reports.inventory import InventoryEntry
-from runtime.commands.task_progress import at_intervals, duration_text
+from runtime.commands.progress import at_intervals, duration_text
 from runtime.commands.terminal import Terminal, cells, print_line
 from runtime.engines.manifest import Manifest
 

@@ -19,7 +19,7 @@ from engine_build.precision.sample_states import decoder_sample_states
 from engine_build.precision.sensitivity import BUDGET, quantization_for
 from engine_build.reports.end_to_end import EndToEndComparison, compare_end_to_end
 from runtime.commands.command_line import CommandLine, Config
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
 from runtime.commands.terminal import Terminal, cells
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Target, load_deployment

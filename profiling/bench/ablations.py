@@ -26,7 +26,7 @@ from profiling.bench.workload import Workload, with_runtime
 from profiling.comparison import thinned
 from profiling.provenance import SWITCHES, provenance
 from runtime.base.errors import ConfigError
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import RuntimeConfig
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
 from runtime.engines.engine import Engine

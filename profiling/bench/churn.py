@@ -24,7 +24,7 @@ from profiling.bench.steady_stream import Latents, check_equal
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
 from runtime.base.errors import ConfigError, TickError
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import PLAN_TARGETS, Deployment
 from runtime.engines.loading import settle_kernels
 from runtime.requests.request import GenerationRequest

@@ -16,7 +16,7 @@ from profiling.bench.workload import GUIDANCE, Workload, workload_of
 from profiling.comparison import MAX_SAMPLES, thinned
 from profiling.output import save_plot
 from runtime.base.errors import ConfigError
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import Deployment
 
 NAMES = ("depth", "frames", "steps")

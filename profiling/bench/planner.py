@@ -22,7 +22,7 @@ from profiling.bench.statistics import percentiles
 from profiling.bench.workload import Workload, at_depth, make_request, with_runtime
 from profiling.provenance import provenance
 from runtime.base.errors import ConfigError
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import Deployment
 from runtime.config.planner import PlannerSpec
 from runtime.pipeline.generation import LongGeneration, generate_audio

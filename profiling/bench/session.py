@@ -11,7 +11,7 @@ from profiling.bench.result import result_of
 from profiling.bench.steady_stream import Competitors, Measurement, SteadyStream
 from profiling.bench.workload import Workload
 from profiling.provenance import this_commit
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import Device

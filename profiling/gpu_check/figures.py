@@ -17,8 +17,7 @@ from profiling.gpu_check.running import CheckOutcome, CheckStep
 from runtime.base.errors import ConfigError
 from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
-from runtime.commands.tables import markdown_table, print_table
-from runtime.commands.terminal import Terminal, print_line
+from runtime.commands.terminal import Terminal, markdown_table, print_line, print_table
 from runtime.engines.manifest import MANIFEST_SUFFIX, manifest_path, read_manifest, write_atomically
 
 # Around the table NAME in a document.

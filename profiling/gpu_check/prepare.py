@@ -29,7 +29,7 @@ from profiling.gpu_check.unpack import DEVIATION, REST, with_weights_drawn, writ
 from runtime.base.errors import BuildError, ConfigError
 from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
-from runtime.commands.task_progress import waiting
+from runtime.commands.progress import waiting
 from runtime.config.bundle import BUNDLE_FILE
 
 EXPORT = "engine_build.export"

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from profiling.gpu_check.child import MARK, end_all
 from runtime.base.untrusted import one_line
-from runtime.commands.task_progress import waiting
+from runtime.commands.progress import waiting
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = "profiling.gpu_check.child"

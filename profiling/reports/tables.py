@@ -11,7 +11,7 @@ from profiling.layers.kinds import KINDS
 from profiling.layers.rollups import Blocks, RollupRow, by_block, by_kind, by_module
 from profiling.layers.timings import LayerTiming, Profile
 from profiling.layers.work import EXCEEDED
-from runtime.commands.tables import markdown_table, markdown_text, print_table
+from runtime.commands.terminal import markdown_table, markdown_text, print_table
 
 MODULE_ROWS = 20
 # Layers of these operators are shown without their contents; TensorRT's kernels with them.

@@ -35,15 +35,13 @@ from runtime.commands.generate_options import (
     option_flags,
     range_text,
 )
-from runtime.commands.progress import ProgressMeter, open_progress
-from runtime.commands.task_progress import OPENING, waiting
+from runtime.commands.progress import OPENING, ProgressMeter, open_progress, waiting
 from runtime.commands.terminal import Terminal, exit_on_error, print_line
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import Deployment, ModelIdentity, Target, load_deployment
 from runtime.config.option_ranges import ANY_MODEL
-from runtime.music.midi_file import midi_bytes
-from runtime.music.note_files import read_notes
+from runtime.music.midi_file import midi_bytes, read_notes
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio, generate_latents

@@ -18,9 +18,8 @@ from runtime.base.files import MAX_JSON_BYTES, read_file
 from runtime.base.untrusted import plain_utf8
 from runtime.config.explain import EXPECTED
 from runtime.config.words import READERS
-from runtime.requests.option_types import DcwOptions, WeightedPrompt
+from runtime.requests.option_types import DcwOptions, TextOptions, WeightedPrompt
 from runtime.requests.options import PLAN_OPTIONS, GenerationOptions
-from runtime.requests.text_options import TextOptions
 
 # Options whose flags have a syntax of their own: repeatable prompts, spans and adapters, one flag per DCW parameter, a
 # file of notes.

@@ -11,14 +11,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mido import Message, MetaMessage, MidiFile, MidiTrack, bpm2tempo, second2tick
+from pydantic_core import from_json
 
 from runtime.base.errors import RequestError
-from runtime.base.files import losses, tell_loss
+from runtime.base.files import MAX_JSON_BYTES, losses, read_file, tell_loss
 from runtime.base.midi_events import (
     END_OF_TRACK,
+    MAGIC,
     META,
     TAG,
     TEMPO,
@@ -28,6 +31,7 @@ from runtime.base.midi_events import (
     read_midi,
     unreadable_midi,
 )
+from runtime.base.untrusted import plain_utf8
 from runtime.config.notes import MAX_END_S, MAX_NOTES, NotesSpec
 from runtime.music.score import Part, Score
 
@@ -275,3 +279,15 @@ def _track(events: list[Timed], end: int) -> MidiTrack:
         now = tick
     track.append(MetaMessage("end_of_track", time=max(end - now, 0)))
     return track
+
+
+def read_notes(path: Path, spec: NotesSpec) -> Any:
+    """Values of the option `notes`, those of JSON not validated yet. Raises RequestError, FileError."""
+    data = read_file(path, MAX_JSON_BYTES)
+    try:
+        values = from_json(plain_utf8(data), allow_inf_nan=False)
+    except ValueError as error:
+        if MAGIC in data:
+            return notes_of_midi(data, spec)
+        raise RequestError(f"{path} is neither MIDI nor JSON: {error}", field="notes") from error
+    return values["notes"] if isinstance(values, dict) and "notes" in values else values

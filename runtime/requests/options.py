@@ -38,6 +38,7 @@ from runtime.requests.option_types import (
     Share,
     Spans,
     Text,
+    TextOptions,
     Time,
     Track,
     Tracks,
@@ -46,7 +47,6 @@ from runtime.requests.option_types import (
     bounded,
 )
 from runtime.requests.request import MAX_SEED, MAX_STEPS
-from runtime.requests.text_options import TextOptions
 
 # Share of the steps that a cover takes by default.
 COVER_DENOISE = 0.7

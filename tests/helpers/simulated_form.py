@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from runtime.base.errors import EngineError, RequestError
 from runtime.config.plan_spec import PlanField, PlanSpec, TokenRange
 from runtime.live.protocol.actions import SongBeginning, SongFacts
-from runtime.music.plan_state import SongState
-from runtime.music.sections import SectionRequest, SongSection
+from runtime.music.sections import SectionRequest, SongSection, SongState
 from runtime.requests.options import GenerationOptions
 
 FRAMES_PER_CODE, NUM_CODES, FRAMES_PER_BAR, CHANNELS = 5, 5000, 12, 5

@@ -22,7 +22,7 @@ from runtime.live.protocol.messages import LivePrompt, NewSection, SetPlan
 from runtime.live.protocol.server_messages import Plan, Problem, State
 from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.store import SessionSnapshot
-from runtime.music.plan_state import SongState
+from runtime.music.sections import SongState
 from runtime.requests.options import GenerationOptions
 
 LONGEST_S = 30.0

@@ -179,7 +179,7 @@ DOORS = {
     "runtime/commands/generate.py": "test_python_and_the_command_line_tell_it",
     "runtime/api/tickrt/model.py": "test_python_and_the_command_line_tell_it",
     "runtime/api/tickrt/live_sessions.py": "test_python_and_the_command_line_tell_it",
-    "runtime/music/note_files.py": "test_what_is_mended_in_midi_is_told_too",
+    "runtime/music/midi_file.py": "test_what_is_mended_in_midi_is_told_too",
     "runtime/live/hosting/services.py": "live",
     "runtime/pipeline/inputs.py": "generation",  # what the others read with
     "server/protocols/acestep/routes.py": "acestep",

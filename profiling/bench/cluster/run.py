@@ -16,8 +16,8 @@ from profiling.bench.cluster.failover import Replicas, measure_failover
 from profiling.bench.cluster.transport import measure_transport
 from profiling.bench.live.script import Script
 from profiling.provenance import provenance, this_commit
-from runtime.commands.tables import print_table
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import Deployment
 from runtime.engines.manifest import manifest_path, read_manifest
 from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster

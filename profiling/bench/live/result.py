@@ -15,7 +15,7 @@ from profiling.bench.live.script import KINDS, ClientRun, Control
 from profiling.bench.result import against_budget, rounded, verdict
 from profiling.comparison import thinned
 from profiling.output import save_plot
-from runtime.commands.tables import print_table
+from runtime.commands.terminal import print_table
 from runtime.config.deployment import Target
 
 PARTS = ("first", "full")

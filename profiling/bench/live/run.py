@@ -22,7 +22,7 @@ from profiling.bench.live.script import ClientRun, Script, run_client
 from profiling.provenance import provenance, this_commit
 from profiling.server_process import ServerProcess, server_process
 from runtime.base.errors import ConfigError, TickError
-from runtime.commands.task_progress import REDRAW_INTERVAL_S, TaskProgress
+from runtime.commands.progress import REDRAW_INTERVAL_S, TaskProgress
 from runtime.config.deployment import Deployment, Target
 from runtime.engines.manifest import manifest_path, read_manifest
 

@@ -36,8 +36,8 @@ from profiling.server_process import server_process
 from runtime.audio.formats import read_latents
 from runtime.base.errors import ConfigError, EngineError
 from runtime.commands.command_line import need_packages
-from runtime.commands.tables import print_table
-from runtime.commands.task_progress import TaskProgress
+from runtime.commands.progress import TaskProgress
+from runtime.commands.terminal import print_table
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import Deployment
 from runtime.engines.engine import run_once

@@ -23,7 +23,7 @@ from runtime.base.threads import Process
 from runtime.config.deployment import Target, load_deployment
 from runtime.engines.adapters import Adapter
 from runtime.live.protocol.messages import EventKind
-from runtime.music.note_files import read_notes
+from runtime.music.midi_file import read_notes
 from runtime.music.score import Note
 from runtime.pipeline.building import open_built_pipeline
 from runtime.pipeline.compose import GenerationInputs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from runtime.base.errors import DrainingError
 from runtime.base.threads import Workers
 from runtime.live.protocol.actions import MadeHints, MakeHints, SessionJob, SongBeginning
-from runtime.music.section_prompts import section_prompts
+from runtime.music.sections import section_prompts
 from runtime.pipeline.compose import GenerationInputs
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GenerationRequest

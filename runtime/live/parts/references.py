@@ -14,8 +14,7 @@ from runtime.live.protocol.actions import CheckedControls, LiveModel
 from runtime.live.protocol.messages import ReferenceKind, control_of
 from runtime.music.first_bars import FirstBars
 from runtime.music.note_levels import Phrase
-from runtime.music.section_prompts import with_layers
-from runtime.music.sections import SongSection
+from runtime.music.sections import SongSection, with_layers
 from runtime.requests.segments import Segment
 
 

@@ -23,8 +23,7 @@ from runtime.live.protocol.backoff import FIRST_RETRY_S, LONGEST_RETRY_S, backof
 from runtime.live.protocol.messages import SetPlan
 from runtime.live.protocol.server_messages import Problem, problem_of
 from runtime.live.storage.document import StoredChange, StoredPlan, StoredPlanValues, StoredSection, damaged
-from runtime.music.plan_state import SongState
-from runtime.music.sections import SectionRequest, SongSection, item_of
+from runtime.music.sections import SectionRequest, SongSection, SongState, item_of
 from runtime.requests.options import GenerationOptions, parse_options
 
 STEP_S = 2.0

@@ -20,8 +20,7 @@ from runtime.live.protocol.messages import Mode
 from runtime.live.protocol.server_messages import PlanChoices, ServerMessage
 from runtime.music.note_levels import Phrase
 from runtime.music.part_moods import NO_MOODS, PartMoods, Thinning
-from runtime.music.plan_state import SongState, check_state
-from runtime.music.sections import SectionRequest, SongSection
+from runtime.music.sections import SectionRequest, SongSection, SongState, check_state
 from runtime.music.tempo import Tempo, loop_frames, tempo_of
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords

@@ -23,7 +23,7 @@ from runtime.music.sections import (
     recalled_section,
     section_prompt,
 )
-from runtime.music.tonic import still_layers, tonic_lead
+from runtime.music.tracker import still_layers, tonic_lead
 from runtime.pipeline.songs.fitting import bars_of, fitted
 from runtime.pipeline.songs.planner import Caller, Planner, SequenceOrder, SequenceRun, plan_seed
 from runtime.pipeline.songs.prompt import SongPrompt

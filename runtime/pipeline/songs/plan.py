@@ -11,20 +11,25 @@ import numpy as np
 
 from runtime.base.errors import TickError
 from runtime.config.codec import Latents
-from runtime.music.plan_state import MOST, SongState, packed, unpacked
 from runtime.music.rhythm import Rhythm
-from runtime.music.section_prompts import PromptText, section_prompts, with_layers
 from runtime.music.sections import (
+    MOST,
     CodedSection,
+    PromptText,
     SectionLevel,
     SectionRequest,
     Song,
     SongSection,
+    SongState,
     header_options,
     header_values,
     item_of,
+    packed,
     recalled_section,
+    section_prompts,
     song_of,
+    unpacked,
+    with_layers,
 )
 from runtime.pipeline.songs.edits import (
     before,

@@ -11,8 +11,7 @@ from runtime.base.errors import RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
 from runtime.config.planner import FieldSpec, PromptSpec, ThinkingSpec
-from runtime.music.section_prompts import PromptText
-from runtime.music.sections import SectionLevel
+from runtime.music.sections import PromptText, SectionLevel
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.songs.plan import SongPlan
 from runtime.pipeline.songs.planner import Caller, Planner, Prompts, SequenceOrder, SequenceRun, plan_seed

@@ -12,8 +12,7 @@ from starlette.requests import Request
 
 from runtime.base.errors import RequestError
 from runtime.base.untrusted import parse_json_object, quoted
-from runtime.requests.option_types import MAX_CODE_CHARACTERS, MAX_CODES
-from runtime.requests.text_options import MAX_LYRICS_CHARACTERS
+from runtime.requests.option_types import MAX_CODE_CHARACTERS, MAX_CODES, MAX_LYRICS_CHARACTERS
 from server.asgi.problems import Finding, ProblemError
 from server.asgi.request_body import (
     MULTIPART,

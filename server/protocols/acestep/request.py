@@ -14,11 +14,11 @@ from runtime.config.bundle import Bundle
 from runtime.config.conditions import Task
 from runtime.config.option_ranges import ControlsSpec
 from runtime.config.words import READERS, is_instrumental
+from runtime.requests.option_types import TextOptions
 from runtime.requests.options import COVER_DENOISE, options_error
 from runtime.requests.request import MAX_SEED
 from runtime.requests.seeds import draw_seed
 from runtime.requests.tasks import TRACK_OPTIONS, known_tasks
-from runtime.requests.text_options import TextOptions
 from runtime.requests.validation import plan_text_options, untaken_options
 from server.protocols.acestep.fields import THEIR_NAMES, Fields, refuse_field
 

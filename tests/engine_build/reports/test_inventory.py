@@ -28,7 +28,6 @@ from engine_build.reports.dry_run import ranges_without_bundle
 from engine_build.request import load_request, read_options
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError
-from runtime.commands import task_progress
 from runtime.commands.terminal import EXIT_INTERRUPTED
 from runtime.config.deployment import load_deployment
 from runtime.engines.manifest import (
@@ -381,7 +380,7 @@ def test_a_note_is_printed_once_a_build() -> None:
 def test_what_a_build_does_for_long_is_told_unless_a_spinner_shows_it(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(task_progress, "SILENT_S", 0.001)
+    monkeypatch.setattr("runtime.commands.progress.SILENT_S", 0.001)
     (decision, *_) = check_rebuilds(load_request(tiny), "cpu")
 
     def is_told(part: str) -> bool:

@@ -48,7 +48,7 @@ from profiling.reports.json_files import (
 )
 from profiling.reports.tables import MODULE_ROWS, contents_text, profile_markdown, show, text_tables
 from runtime.base.errors import ConfigError
-from runtime.commands.tables import markdown_text
+from runtime.commands.terminal import markdown_text
 from runtime.engines.node_times import NodeTimes
 
 

@@ -106,7 +106,7 @@ OTHERS = {
     "runtime/api/tickrt/connections.py": "a client's connections",
     "server/demo.py": "the browser that is opened once",
     "server/cluster/replica.py": "the server of a replica, which Ray checks",
-    "runtime/commands/task_progress.py": "says what a command is at, and ends with it",
+    "runtime/commands/progress.py": "says what a command is at, and ends with it",
 }
 
 

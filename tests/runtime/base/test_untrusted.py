@@ -26,7 +26,7 @@ from runtime.base.untrusted import (
 )
 from runtime.commands.generate_options import file_values
 from runtime.config.deployment import load_deployment
-from runtime.music.note_files import read_notes
+from runtime.music.midi_file import read_notes
 from runtime.pipeline.text_encoder import read_tokenizer
 
 

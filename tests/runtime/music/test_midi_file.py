@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 from pathlib import Path
 
 import mido
 import pretty_midi
 import pytest
-from helpers.midi_files import damaged, midi_files, quantity
+from helpers.midi_files import NOTE, damaged, midi_file, midi_files, quantity
 from helpers.midi_files import midi_file as midi_of
 from helpers.odd_midi import MELODY, ODD_FILES
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from runtime.base.errors import RequestError
+from runtime.base.errors import FileError, RequestError
 from runtime.base.files import losses
 from runtime.config.notes import NoteLayerSpec, NotesSpec
-from runtime.music.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi
-from runtime.music.note_files import read_notes
+from runtime.music.midi_file import CHANNELS, MAX_FILE_BYTES, key_signature, midi_bytes, notes_of_midi, read_notes
 from runtime.music.score import Instrument, Marker, Note, Part, Score
 from runtime.requests.options import parse_options
 
@@ -343,3 +343,30 @@ def test_a_file_that_is_too_large_is_told_the_limit(tmp_path: Path) -> None:
     (tmp_path / "a.mid").write_bytes(too_large)
     with pytest.raises(RequestError, match="the limit is 1048576"):
         read_notes(tmp_path / "a.mid", NOTES)
+
+
+SPEC = NotesSpec(scale=1.0, on=0.12, off=0.06, layers=(NoteLayerSpec(name="bass", channels=(0,), keys=(40,)),))
+
+
+def test_notes_of_midi_and_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(midi_file(NOTE))
+    notes = read_notes(path, SPEC)
+    assert [(note["pitch"], note["seconds"]) for note in notes] == [(40, 0.1)]
+    for values in (notes, {"notes": notes}):
+        path.write_text(json.dumps(values))
+        assert read_notes(path, SPEC) == notes
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"NaN", b"MThd" + b"\xff" * 99])
+def test_what_is_neither_is_an_error_of_the_notes(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    with pytest.raises(RequestError) as error:
+        read_notes(path, SPEC)
+    assert error.value.field == "notes"
+
+
+def test_what_has_no_end_is_no_file() -> None:
+    with pytest.raises(FileError, match="/dev/zero cannot be read: it is a device"):
+        read_notes(Path("/dev/zero"), SPEC)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
-from helpers.songs import GRID, SONG, SPEC, sections
+from helpers.songs import GRID, SONG, SPEC, items, sections
 
 from runtime.base.errors import RequestError
 from runtime.music.sections import (
     SectionRequest,
     Song,
+    SongSection,
+    SongState,
+    check_state,
     given_header,
     header_options,
     header_values,
     item_of,
     last_bar,
+    packed,
     plan_prompt,
     recalled_frames,
     recalled_section,
     section_prompt,
+    section_prompts,
     song_of,
+    unpacked,
 )
+from runtime.pipeline.songs.edits import following
+from runtime.requests.option_types import WeightedPrompt
 
 
 def test_a_tempo_is_the_exact_one_or_the_middle_of_its_range() -> None:
@@ -108,3 +120,128 @@ def test_a_header_in_the_options_of_prompts() -> None:
     assert header_options(header) == {"bpm": 112.5, "time_signature": 6, "key": "F# harmonic minor"}
     assert header_options({"bpm": 100, "meter": "3/4", "key": "c"}) == {"bpm": 100, "time_signature": 3}
     assert header_options({}) == {}
+
+
+WORDS = SPEC.model_copy(update={"layer_words": {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}})
+FIRST, SECOND, THIRD = (
+    section.planned(SPEC, None) for section in sections("verse 2", "break 1 bass", "chorus 1 drums bass")
+)
+
+
+def test_every_section_has_its_words_in_its_frames() -> None:
+    found = section_prompts(WORDS, "calm", [FIRST, SECOND, THIRD], 90, 80)
+    assert isinstance(found, list)
+    assert [item.text for item in found] == ["calm, drums, bass", "calm, no drums, bass"]
+    alike, alone = (np.array(item.weight) for item in found)
+    assert np.flatnonzero(alone).tolist() == list(range(10, 60))
+    assert np.array_equal(alike, 1 - alone), "sections with the same layers share a prompt"
+
+
+def test_what_given_codes_sound_is_not_said_to_be_silent() -> None:
+    assert section_prompts(WORDS, "calm", [replace(SECOND, others=("drums",))], 100, 50) == "calm, drums, bass"
+
+
+def test_one_prompt_stays_a_text_and_none_is_only_words() -> None:
+    assert section_prompts(WORDS, "calm", [SECOND], 100, 50) == "calm, no drums, bass"
+    assert section_prompts(WORDS, "", [FIRST, SECOND], 0, 100) == "drums, bass"
+    assert section_prompts(WORDS, "calm", [FIRST], 0, 500) == "calm, drums, bass", "also behind the last section"
+
+
+def test_what_an_ensemble_stands_for_is_in_the_prompt() -> None:
+    named = WORDS.model_copy(update={"ensembles": {"string quartet": "strings, violin"}})
+    assert section_prompts(named, "a String Quartet", [FIRST], 0, 9) == "a strings, violin, drums, bass"
+    found = section_prompts(named, [WeightedPrompt(text="string quartet")], [FIRST, SECOND], 75, 51)
+    assert [item.text for item in found if isinstance(item, WeightedPrompt)] == [
+        "strings, violin, drums, bass",
+        "strings, violin, no drums, bass",
+    ]
+
+
+def test_weights_of_prompts_are_kept() -> None:
+    given = [WeightedPrompt(text="a", weight=[0.0, 1.0]), WeightedPrompt(text="b", weight=0.5, start=0.25)]
+    found = section_prompts(WORDS, given, [FIRST, SECOND], 75, 51)
+    assert isinstance(found, list)
+    assert [item.text for item in found] == [
+        "a, drums, bass",
+        "a, no drums, bass",
+        "b, drums, bass",
+        "b, no drums, bass",
+    ]
+    weights = np.array([item.weight for item in found])
+    assert np.allclose(weights[0] + weights[1], np.linspace(0, 1, 51))
+    assert np.allclose(weights[2] + weights[3], 0.5)
+    assert found[3].start == 0.25
+
+
+def test_nothing_is_said_without_words_or_sections() -> None:
+    none: list[SongSection] = []
+    assert (section_prompts(SPEC, "calm", [FIRST], 0, 9), section_prompts(WORDS, "calm", none, 0, 9)) == (
+        "calm",
+        "calm",
+    )
+
+
+def test_sections_and_songs_come_back_as_they_were() -> None:
+    first = sections("verse 2", "chorus 1", made=40)
+    song = Song((8, 13), (29,), replace(GRID.at(96.5, 3), first_frame=12.25))
+    plan = following(SPEC, song, items("break 2"), first)
+    state = packed(plan, song, more=[1])
+    assert state.values["more"] == [1]
+    assert state.codes.dtype == np.int64
+    found, newest = unpacked(state._replace(values=json.loads(json.dumps(state.values))), GRID)
+    assert [replace(each, codes=[]).planned(SPEC, None) for each in found] == [
+        replace(each, codes=[]).planned(SPEC, None) for each in plan
+    ]
+    assert [each.codes for each in found] == [each.codes for each in plan]
+    assert newest is found[2].song
+    assert newest == song
+    assert found[0].song is found[1].song
+    assert unpacked(packed([], None), GRID) == ([], None)
+
+
+def state() -> SongState:
+    return packed(sections("verse 2", "chorus 1", made=40), SONG, kinds=[], first_frame=0.0, asked_frame=0)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("songs",), [[1]]),
+        (("songs", 0, 0, 0), 10**6),
+        (("songs", 0, 0), [9]),
+        (("songs", 0, 1), [0]),
+        (("songs", 0, 2), 0.0),
+        (("songs", 0, 3), 13),
+        (("song",), 1),
+        (("sections", 0), [0]),
+        (("sections", 0, 1), 7),
+        (("sections", 0, 2, 0), 0),
+        (("sections", 1, 5), 1),
+        (("sections", 1, 4), 1025),
+        (("sections", 1, 4), -1),
+        (("sections", 1, 3), 2**53 + 1),
+        (("songs", 0, 2), 1000.5),
+        (("first_frame",), 2.0**54),
+        (("kinds",), [0]),
+        (("first_frame",), "a"),
+        (("asked_frame",), None),
+    ],
+)
+def test_what_no_plan_goes_on_from_is_refused(place: tuple[Any, ...], value: Any) -> None:
+    check_state(state(), SPEC, 25)
+    longest = state().values | {
+        "sections": [[*section[:4], 1024, section[5]] for section in state().values["sections"]]
+    }
+    check_state(state()._replace(values=longest), SPEC, 25)
+    values = json.loads(json.dumps(state().values))
+    parent = values
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = value
+    with pytest.raises(RequestError, match="the plan's state"):
+        check_state(state()._replace(values=values), SPEC, 25)
+
+
+def test_codes_that_the_model_does_not_have_are_refused() -> None:
+    with pytest.raises(RequestError, match="codes"):
+        check_state(state(), SPEC, 24)

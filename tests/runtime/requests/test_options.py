@@ -1,5 +1,7 @@
 """The public options: what is refused, in which words, and that the schema tells the same limits."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import re
@@ -9,13 +11,24 @@ from typing import Any
 import pytest
 from helpers.limits import assert_limits
 from helpers.paths import ROOT
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from runtime.base.errors import RequestError
 from runtime.config.conditions import TextGraphSpec
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import generate_latents
-from runtime.requests.option_types import MAX_CURVE_VALUES
+from runtime.requests.option_types import (
+    MAX_CURVE_VALUES,
+    Adapters,
+    Codes,
+    DcwOptions,
+    Gain,
+    NoteOptions,
+    Prompt,
+    Span,
+    UnitCurve,
+    WeightedPrompt,
+)
 from runtime.requests.options import GenerationOptions, StepOptions, parse_options
 from server.asgi.openapi import GenerationBody
 
@@ -149,3 +162,80 @@ def test_every_argument_of_the_pipeline_has_its_counterpart() -> None:
 
 def test_the_limits_are_those_that_clients_know() -> None:
     assert_limits("options", GenerationOptions)
+
+
+TOO_LONG = [0.5] * (MAX_CURVE_VALUES + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (UnitCurve, 0.5),
+        (UnitCurve, [0.0, 1.0]),
+        (Gain, 8.0),
+        (Gain, [1.0, 2.0]),
+        (Gain, [[1.0, 2.0], [0.0, 0.5]]),
+        (Codes, "<|audio_code_1|>"),
+        (Codes, [0, 12]),
+        (Prompt, "a"),
+    ],
+)
+def test_what_a_value_takes(kind: Any, value: Any) -> None:
+    assert TypeAdapter(kind).validate_python(value) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "sentence"),
+    [
+        (UnitCurve, 1.5, "expected a number from 0 to 1, or a list of 1 to 4096 such numbers"),
+        (UnitCurve, TOO_LONG, "expected a number from 0 to 1, or a list of 1 to 4096 such numbers"),
+        (UnitCurve, [], "expected a number from 0 to 1, or a list of 1 to 4096 such numbers"),
+        (Gain, [9.0], "expected a number from 0 to 8, a list with one per latent channel, or a list of such lists"),
+        (Codes, [-1], "expected codes such as <|audio_code_12|><|audio_code_7|>, or a list of 1 to 4096 numbers"),
+        (Adapters, [{"id": "a"}, {"id": "a"}], "expected every adapter once"),
+        (Span, {"start_s": 2.0, "end_s": 2.0}, "needs start_s < end_s"),
+        (WeightedPrompt, {"text": "a", "start": 0.5, "end": 0.5}, "needs start < end"),
+        (DcwOptions, {"mode": "high", "low": 0.1}, "mode high does not read low: leave it out"),
+        (NoteOptions, {"pitch": 60, "start_s": 599.0, "seconds": 1.1}, "needs start_s + seconds <= 600"),
+    ],
+)
+def test_what_it_does_not_take(kind: Any, value: Any, sentence: str) -> None:
+    with pytest.raises(ValidationError) as found:
+        TypeAdapter(kind).validate_python(value)
+    assert [error["msg"] for error in found.value.errors()] == [sentence]
+
+
+def test_a_note_may_end_with_the_longest_generation() -> None:
+    assert NoteOptions(pitch=60, start_s=599.0, seconds=1.0).end_s == 600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("lyrics", "x" * 8193, "at most 8192 characters"),
+        ("language", "english!", "text that matches"),
+        ("bpm", 29, "at least 30"),
+        ("bpm", 301, "at most 300"),
+        ("bpm", "fast", "a number"),
+        ("key", "C7", 'such as "C major", "F# minor"'),
+        ("key", "H major", 'such as "C major"'),
+        ("time_signature", 5, "2, 3, 4 or 6"),
+        ("time_signature", "7/8", "2, 3, 4 or 6"),
+        ("task", "remix", "'lego' or 'complete'"),
+        ("track", "", "at least 1 character"),
+        ("track_classes", [], "at least 1 item"),
+        ("track_classes", 7, "a list"),
+        ("instruction", "x" * 501, "at most 500 characters"),
+        ("timbre_strength", 1.1, "number from 0 to 1"),
+    ],
+)
+def test_refusals_name_the_option(name: str, value: Any, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_options({"prompt": "a", name: value})
+    assert caught.value.field.partition(".")[0] == name
+    assert words in caught.value.what
+
+
+@pytest.mark.parametrize("key", ["C major", "F# minor", "Bb major", "Ab minor"])
+def test_keys_as_the_model_knows_them(key: str) -> None:
+    assert parse_options({"prompt": "", "key": key}).key == key

@@ -15,8 +15,7 @@ from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArra
 from engine_build.compile.builder import build_deployment
 from runtime.config.deployment import load_deployment
 from runtime.music.envelopes import Breath, Marks
-from runtime.music.section_prompts import section_prompts
-from runtime.music.sections import SongSection, beats_of
+from runtime.music.sections import SongSection, beats_of, section_prompts
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_audio
 from runtime.pipeline.pipeline import Pipeline, open_pipeline

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.commands.tables import markdown_table
+from runtime.commands.terminal import markdown_table
 
 Figures = dict[str, float]
 Row = Mapping[str, Any]

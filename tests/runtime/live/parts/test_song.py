@@ -20,7 +20,7 @@ from runtime.live.protocol.actions import SongBeginning
 from runtime.live.protocol.messages import GetPlan, NewSection, SetPlan
 from runtime.live.protocol.server_messages import Plan, Problem
 from runtime.live.session.live_session import LiveSession
-from runtime.music.section_prompts import section_prompts
+from runtime.music.sections import section_prompts
 from runtime.requests.options import GenerationOptions
 
 BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)

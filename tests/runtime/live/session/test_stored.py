@@ -19,7 +19,7 @@ from runtime.live.protocol import messages
 from runtime.live.protocol.actions import LiveModel, NoteFacts
 from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.store import SessionSnapshot
-from runtime.music.plan_state import SongState
+from runtime.music.sections import SongState
 
 
 def played(**opened: object) -> Simulation:

@@ -18,8 +18,7 @@ from helpers.songs import sections
 
 from runtime.base.errors import GenerationCancelledError, RequestError, TickError
 from runtime.config.notes import NotesSpec
-from runtime.music.plan_state import SongState
-from runtime.music.sections import CodedSection, SectionRequest
+from runtime.music.sections import CodedSection, SectionRequest, SongState
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.pipeline.songs.pages import CLEAR_LEAD, OPENINGS, Opening, Openings, judge_opening
 from runtime.pipeline.songs.plan import KEPT_S, SongPlan

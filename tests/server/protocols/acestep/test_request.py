@@ -10,8 +10,8 @@ from helpers.factories import tiny_bundle
 
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.option_ranges import ControlSpec, ControlsSpec
+from runtime.requests.option_types import MAX_LYRICS_CHARACTERS
 from runtime.requests.options import COVER_DENOISE
-from runtime.requests.text_options import MAX_LYRICS_CHARACTERS
 from server.asgi.problems import Finding, ProblemError
 from server.protocols.acestep.fields import MAX_ITEMS, PARAMETERS, Fields, error_text
 from server.protocols.acestep.request import NEUTRAL, TaskRequest, task_request
