@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def at_cuda_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     The CUDA provider registers most kernels for one version of an operator: Pad, Equal, ReduceMin and ReduceMax of
     opsets 19 and 20, which differ only in the types they accept, run on the host (onnxruntime issue 26393).
     """
-    lower = onnx.ModelProto()
-    lower.CopyFrom(model)
+    lower = deepcopy(model)
     for item in lower.opset_import:
         if item.domain in ("", "ai.onnx"):
             item.version = min(item.version, CUDA_OPSET)

@@ -9,6 +9,7 @@ small ones. Q is the sum of the ranks: what no row uses costs nothing but the co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -32,8 +33,7 @@ def adapter_graph(model: onnx.ModelProto, spec: AdapterSpec, latents: str) -> on
     latents: the input whose first dimension is R. External weights are not read. Raises ConfigError where a matrix is
     not in the graph, BuildError where it is not a factor of a product over rows.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     graph = result.graph
     rows = next(value for value in graph.input if value.name == latents).type.tensor_type.shape.dim[0]
     graph.input.extend([

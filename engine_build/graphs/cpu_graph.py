@@ -9,6 +9,7 @@ ONNX Runtime itself. Weights of linear layers keep their names, so adapters can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from math import prod
 from typing import Any
 
@@ -106,8 +107,7 @@ def cpu_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [new for node in model.graph.node for new in fusion.rewritten(node)]
     if not fusion.num_fused:
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     replace_nodes(result.graph, nodes)
     result.graph.initializer.extend(fusion.constants.values())
     remove_unused(result.graph)
@@ -305,8 +305,7 @@ def with_slot_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     product with ones adds them in the latter order: a slot that is alone gets that.
     """
     axes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     nodes = list[onnx.NodeProto]()
     for node in model.graph.node:
         is_over_second = node.op_type == "ReduceSum" and axes[node.input[1]].tolist() == [1]
@@ -320,7 +319,7 @@ def with_slot_sums(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _in_one_order(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     x, total = node.input[0], node.output[0]
-    several = onnx.NodeProto.FromString(node.SerializeToString())
+    several = deepcopy(node)
     several.output[0] = f"{total}/several"
     yield helper.make_node("Shape", [x], [f"{total}/slots"], f"{node.name}/slots", start=0, end=1)
     yield helper.make_node("Equal", [f"{total}/slots", ONE], [f"{total}/is_alone"], f"{node.name}/is_alone")

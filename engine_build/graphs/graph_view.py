@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from math import prod
@@ -124,7 +125,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Replace a graph's nodes; `nodes` may contain some of its own."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [deepcopy(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -123,8 +124,7 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _renamed(tensor: TensorProto, name: str) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = name
     return copy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,7 @@ class Rewriter:
         return self._model()
 
     def _add(self, node: onnx.NodeProto, rule: NodeRule) -> None:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         rename_reads(copy, {name: self._operand(name, rule) for name in reads(node)})
         if rule.width == "low":
             self._low.update(name for name in node.output if self._view.is_float(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,8 +169,7 @@ def _reference(
 
 
 def _with_shapes(model: onnx.ModelProto, values: Sequence[str]) -> onnx.ModelProto:
-    probe = onnx.ModelProto()
-    probe.CopyFrom(model)
+    probe = deepcopy(model)
     for name in values:
         probe.graph.node.append(helper.make_node("Shape", [name], [_shape_name(name)]))
         probe.graph.output.append(helper.make_tensor_value_info(_shape_name(name), onnx.TensorProto.INT64, None))
@@ -221,8 +221,7 @@ def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = list(_widened_weights(view))
     for node in view.nodes:
         nodes += _emulated_node(view, node)
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     del result.graph.value_info[:]
     for tensor in result.graph.initializer:
         if tensor.data_type in LOW:
@@ -244,8 +243,7 @@ def _emulated_node(view: GraphView, node: onnx.NodeProto) -> Iterator[onnx.NodeP
     elif not low or node.op_type in LAYOUT or node.op_type == "DequantizeLinear":
         yield node
     else:
-        wide = onnx.NodeProto()
-        wide.CopyFrom(node)
+        wide = deepcopy(node)
         wide.output[:] = [f"{name}.exact" if name in low else name for name in node.output]
         yield wide
         for name, kind in low.items():

@@ -11,6 +11,7 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -57,8 +58,7 @@ def with_int8_products(
 
     products: the nodes that become so; default: all that the recipe can change.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     changed = {weight: name for weight, name in int8_products(model).items() if products is None or name in products}
     nodes = list(_nodes(model, changed))
     read = {name for node in nodes for name in reads(node)}
@@ -108,8 +108,7 @@ def _is_inside_rows(axes: float | tuple[float, ...] | None) -> bool:
 def _of_rows_twice(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """A node over its first input's rows twice, and its result for the first half."""
     (x, axes), output = node.input, node.output[0]
-    twice = onnx.NodeProto()
-    twice.CopyFrom(node)
+    twice = deepcopy(node)
     twice.input[:], twice.output[:] = [f"{output}/int8_rows", axes], [f"{output}/int8_sums"]
     return [
         helper.make_node("Concat", [x, x], [f"{output}/int8_rows"], axis=0),

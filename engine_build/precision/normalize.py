@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 from onnx import TensorProto, defs, helper, numpy_helper
@@ -20,8 +22,7 @@ MOVES = frozenset({"Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Uns
 
 def normalized(model: onnx.ModelProto, limit: float, weights: InlineWeights) -> onnx.ModelProto:
     """A normalized copy of a plain model: scales before moves, attention masks bounded by `limit`."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     hoist_scales(copy)
     bound_masks(copy, limit, weights)
     return copy
@@ -34,8 +35,7 @@ def widened(model: onnx.ModelProto, weights: InlineWeights) -> onnx.ModelProto:
     casts = [node for node in casts if attribute(node, "to") == TensorProto.FLOAT]
     if not casts:
         return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     names = {node.output[0] for node in casts}
     replace_nodes(copy.graph, [node for node in copy.graph.node if node.output[0] not in names])
     for node in casts:

@@ -8,6 +8,7 @@ are symmetric. What is not quantized runs as in the recipe bf16.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, Literal
@@ -132,8 +133,7 @@ class _Writer:
 
     def product(self, node: onnx.NodeProto, rule: NodeRule) -> Iterator[onnx.NodeProto]:
         """The product of what its factors are in 8 bits; the nodes that make these come first."""
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.input[:2] = [f"{name}.{self._recipe}.{rule.width}" for name in node.input[:2]]
         (x, weight), (x8, weight8) = node.input[:2], copy.input[:2]
         for name, make in ((x8, self._activation(x, x8)), (weight8, self._weight(node, weight, weight8))):

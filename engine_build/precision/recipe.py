@@ -8,6 +8,7 @@ the graph. Inputs and outputs stay float32, but for caches, which are of 16 bits
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -102,9 +103,7 @@ def apply_recipe(
     data; `write_recipe` does this for graphs. `quantization`: of "fp8", and of "int8" on GPUs. Raises BuildError.
     """
     if recipe == "fp32":
-        same = onnx.ModelProto()
-        same.CopyFrom(model)
-        return same
+        return deepcopy(model)
     weights = weights or InlineWeights()
     if recipe == "int8" and (quantization is None or quantization.by_token):
         products = None if quantization is None else quantization.products

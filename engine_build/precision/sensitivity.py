@@ -8,6 +8,7 @@ the root of the sum of their squared errors is BUDGET: the rest runs as in the r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from math import sqrt
 from typing import Any
 
@@ -147,8 +148,7 @@ def _observed(
     view: GraphView, graph: Graph, places: Iterable[int], feeds: Sequence[Arrays], threads: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Value -> its largest magnitude, for the products' activations; product -> its share of the work."""
-    probe = onnx.ModelProto()
-    probe.CopyFrom(view.model)
+    probe = deepcopy(view.model)
     values = list(dict.fromkeys(view.nodes[index].input[0] for index in places))
     results = [view.nodes[index].output[0] for index in places]
     for name in values:
@@ -203,8 +203,7 @@ def _switched(
     view: GraphView, places: Sequence[int], rounded: Callable[[onnx.NodeProto], onnx.GraphProto]
 ) -> onnx.ModelProto:
     """The graph with an input WHICH: the product of this number in `places` is quantized, and no other."""
-    result = onnx.ModelProto()
-    result.CopyFrom(view.model)
+    result = deepcopy(view.model)
     result.graph.input.append(helper.make_tensor_value_info(WHICH, TensorProto.INT64, []))
     nodes = list(view.nodes)
     for number, index in enumerate(places):
@@ -223,8 +222,7 @@ def _rounded_product(
     node: onnx.NodeProto, scales: Iterable[tuple[str, NDArray[np.float32], int]], recipe: EightBits
 ) -> onnx.GraphProto:
     """A branch with the product of rounded factors; `scales`: of each the name, the scale and its axis."""
-    nodes, product = list[onnx.NodeProto](), onnx.NodeProto()
-    product.CopyFrom(node)
+    nodes, product = list[onnx.NodeProto](), deepcopy(node)
     for place, (name, scale, axis) in enumerate(scales):
         stored, product.input[place] = f"{node.name}/stored/{place}", f"{node.name}/value/{place}"
         zero = helper.make_tensor("", KINDS[recipe], scale.shape, bytes(scale.size), raw=True)
@@ -238,7 +236,7 @@ def _rounded_product(
 
 def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
     """A branch of If that gives what the last node does."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [deepcopy(node) for node in nodes]
     copies[-1].output[0] = f"{nodes[-1].output[0]}/branch"
     return helper.make_graph(
         copies, "branch", [], [helper.make_tensor_value_info(copies[-1].output[0], TensorProto.FLOAT, None)]

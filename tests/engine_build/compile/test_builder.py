@@ -489,6 +489,9 @@ def test_what_cannot_run_where_it_is_built_is_not_measured_and_says_so(portable:
     assert table[-2].startswith("error -: not measured yet")
     assert "(1) there is no NVIDIA driver" in table
     assert "0 of them run here" in table[-1]
+    *_, note, last = build_rtx(ELSEWHERE)
+    assert "not measured here" in note
+    assert f"{ENGINES} reused: " in last
     assert "measured  error -: not measured yet" in inspected(folder_of(portable) / "decoder.onnx")
 
 
