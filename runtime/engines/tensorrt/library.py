@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 from runtime.base.errors import EngineError, EngineMismatchError, ShapeError
@@ -25,9 +25,6 @@ from runtime.engines.node_times import LayerTimes
 from runtime.engines.tensorrt.binding import NAMES, is_rtx, trt
 from runtime.engines.tensorrt.engine_file import check_engine_version, read_engine_header
 from runtime.engines.tensorrt.errors import check_trt, dtype_name
-
-if TYPE_CHECKING:
-    pass
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Loading and validation of deployment files, and the build command."""
+"""Deployment files: what is loaded, what is refused, and which model made something."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from runtime.config import deployment as module
 from runtime.config.bundle import Bundle
 from runtime.config.deployment import (
     Deployment,
+    ModelIdentity,
     RuntimeConfig,
     ShapeRanges,
     build_command,
@@ -157,3 +158,16 @@ def test_the_nearest_size_of_a_range(tmp_path: Path) -> None:
 
 def test_the_limits_and_defaults_are_those_of_files_that_there_are() -> None:
     assert_limits("config", Bundle, RuntimeConfig, ShapeRanges)
+
+
+HERE = ModelIdentity(64 * "a", "fp32")
+
+
+def test_equal_models_do_not_differ() -> None:
+    assert HERE.difference(ModelIdentity(64 * "a", "fp32")) == ""
+
+
+def test_what_differs_is_said_in_words() -> None:
+    assert HERE.difference(ModelIdentity(64 * "b", "int8")) == "another model (bbbbbbbbbbbb; this is aaaaaaaaaaaa)"
+    assert HERE.difference(ModelIdentity(64 * "a", "int8")) == ("this model in another precision (int8; this is fp32)")
+    assert HERE.difference(ModelIdentity()) == "a model that is not named"

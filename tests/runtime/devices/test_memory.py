@@ -1,4 +1,4 @@
-"""Sub-allocation, the upload ring and the array pool, without a GPU."""
+"""Sub-allocation of memory, the ring of uploads, packed vectors, pooled arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.base.errors import OutOfMemoryError
-from runtime.devices.device import Event
-from runtime.devices.memory import Arena, ArrayPool, Block, UploadRing, host_array
+from runtime.devices.device import ALIGNMENT_BYTES, Event, HostDevice
+from runtime.devices.memory import Arena, ArrayPool, Block, PackedVectors, UploadRing, host_array, host_view
 
 CHUNK = 4096
 
@@ -263,3 +263,21 @@ def test_lent_array_is_writable_and_outlives_the_pool() -> None:
     del pool
     array[...] = 3.0
     assert array.sum() == 12.0
+
+
+def test_vectors_of_several_dtypes_do_not_overlap() -> None:
+    vectors = PackedVectors(HostDevice(), 3 * ALIGNMENT_BYTES)
+    taken = [vectors.take(5, dtype) for dtype in (np.float32, np.int64, np.bool_)]
+    for number, (_, host) in enumerate(taken):
+        host[...] = number % 2
+    for number, (tensor, _) in enumerate(taken):
+        assert tensor.address % ALIGNMENT_BYTES == 0
+        assert tensor.host is not None
+        assert (tensor.host == number % 2).all()
+    assert vectors.used_bytes == vectors.limit_bytes == 3 * ALIGNMENT_BYTES
+
+
+def test_a_view_writes_the_array() -> None:
+    array = np.zeros(3, np.int64)
+    host_view(array)[1] = 7
+    assert array.tolist() == [0, 7, 0]

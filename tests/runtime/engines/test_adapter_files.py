@@ -1,4 +1,4 @@
-"""LoRA adapters as files: the formats, the scale, and what is refused."""
+"""Files of LoRA adapters, and their catalog."""
 
 from __future__ import annotations
 
@@ -410,3 +410,27 @@ def test_a_deployment_with_adapters_needs_a_bundle_that_takes_them(tmp_path: Pat
     tiny_bundle(tmp_path / "tiny")
     with pytest.raises(ConfigError, match=r"has no \[adapters\]"):
         read_catalog(load_deployment(path))
+
+
+FACTORS = np.zeros((12, 8), np.float32)
+MANY = {name: Adapter(name, FACTORS, FACTORS) for name in ("soft", "hard")}
+
+
+def test_adapters_of_strength_0_are_not_used() -> None:
+    (use,) = AdapterCatalog(MANY, 16).uses({"soft": 0.7, "hard": 0.0})
+    assert (use.adapter.id, use.strength) == ("soft", 0.7)
+
+
+def test_unknown_adapters_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"(?s)no adapter 'sofd'.*did you mean soft"):
+        AdapterCatalog(MANY, 0).find({"sofd": 1.0})
+    with pytest.raises(RequestError, match="this server has none"):
+        AdapterCatalog({}, 0).find({"soft": 1.0})
+
+
+def test_ranks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"24 in sum.*takes 16"):
+        AdapterCatalog(MANY, 16).uses({"soft": 1.0, "hard": 1.0})
+    with pytest.raises(RequestError, match="without adapters"):
+        AdapterCatalog(MANY, 0).uses({"soft": 1.0})
+    assert len(AdapterCatalog(MANY, 0).find({"soft": 1.0, "hard": 1.0})) == 2

@@ -1,9 +1,12 @@
-"""The client side of the loop: places, sessions and their step parameters, under many threads."""
+"""The client side of the loop under many threads, and its calls down to the device."""
 
 from __future__ import annotations
 
 import threading
+import traceback
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,10 @@ from conftest import Loops
 from helpers.generations import Inbox, make
 
 from runtime.base.errors import DrainingError, RequestError
+from runtime.devices.device import Stream, Tensor
 from runtime.engines.adapters import Adapter, AdapterCatalog
 from runtime.tick.loop.events import Cancelled, Failed, Finished
+from runtime.tick.loop.tick_loop import TickLoop
 
 
 def test_a_submit_that_waits_for_a_place_is_refused_when_the_loop_ends(loops: Loops) -> None:
@@ -179,3 +184,47 @@ def test_an_update_is_refused_and_changes_nothing_once_an_adapter_in_use_is_gone
         assert loop.registry.overrides("s") == {"adapters": {"soft": 0.5}}
     assert loop.update("s", {"guidance": 4.0, "adapters": {"hard": 1.0}}) == 1
     assert loop.registry.overrides("s") == {"guidance": 4.0, "adapters": {"hard": 1.0}}
+
+
+TICK, LAUNCH = ("runtime/tick/loop/tick_thread.py", "tick"), ("runtime/tick/denoise/runner.py", "launch")
+Call = tuple[str, str]
+
+
+class TracedExecution:
+    """Notes the calls that lead to each launch: (file, function), the outermost first."""
+
+    def __init__(self, execution: Any, traces: list[list[Call]]) -> None:
+        self._execution, self._traces = execution, traces
+
+    def launch(self, stream: Stream) -> None:
+        frames = [frame for frame in traceback.extract_stack() if frame.name != "<listcomp>"]
+        self._traces.append([("/".join(Path(frame.filename).parts[-4:]), frame.name) for frame in frames])
+        self._execution.launch(stream)
+
+
+@pytest.fixture
+def traces() -> list[list[Call]]:
+    return []
+
+
+@pytest.fixture
+def traced(loops: Loops, traces: list[list[Call]], monkeypatch: pytest.MonkeyPatch) -> TickLoop:
+    """A loop whose decoder notes the calls that lead to its launches."""
+    loop = loops()
+    bind = loop.engines.decoder.bind
+
+    def bind_traced(tensors: Mapping[str, Tensor]) -> Any:
+        return TracedExecution(bind(tensors), traces)
+
+    monkeypatch.setattr(loop.engines.decoder, "bind", bind_traced)
+    return loop
+
+
+def test_run_reaches_the_device_in_three_calls(traced: TickLoop, traces: list[list[Call]]) -> None:
+    done = threading.Event()
+    traced.submit(make("a", steps=1), lambda event: done.set() if hasattr(event, "latents") else None)
+    traced.start()
+    assert done.wait(30)
+    (trace,) = traces
+    start = trace.index(("runtime/tick/loop/tick_thread.py", "run"))
+    assert trace[start + 1 :] == [TICK, LAUNCH, trace[-1]]

@@ -1,18 +1,30 @@
-"""Places of generations and the step parameters of sessions, under many threads."""
+"""Places of generations, and what is left when the loop has ended."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
-from helpers.generations import CONDITIONS
+from helpers.generations import CONDITIONS, Inbox, make
 from helpers.lock_check import lock_checked
 
-from runtime.base.errors import DrainingError, GenerationCancelledError, QueueFullError, QueueTimeoutError, RequestError
+from runtime.base.errors import (
+    DrainingError,
+    EngineDeadError,
+    EngineError,
+    GenerationCancelledError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestError,
+    TickError,
+)
 from runtime.requests.request import GenerationRequest
 from runtime.tick.language.sequence import SequenceRequest
 from runtime.tick.loop.events import Cancelled, Event, Progress
 from runtime.tick.loop.registry import Registry
+from runtime.tick.loop.shared import Cancel, LoopState, Rehearse, Snapshot, Stop, Submit, Swap
 
 CheckedRegistry = lock_checked(Registry, "_sessions")
 
@@ -157,3 +169,24 @@ def test_who_waits_for_a_place_is_told_that_the_loop_has_ended_also_before_the_o
     with pytest.raises(DrainingError):
         registry.enter(request("c"), lambda event: None)
     assert registry.ids() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("fatal", "outcome"), [(None, "drained"), (EngineDeadError("the GPU has failed"), "engine_error")]
+)
+def test_generations_and_messages_that_are_left_end_with_an_error(fatal: TickError | None, outcome: str) -> None:
+    engines: Any = None
+    state, inbox, request = LoopState(engines, Registry(slots=1, queue=0), fatal=fatal), Inbox(), make("a")
+    replies: list[Future[Any]] = [Future() for _ in range(4)]
+    state.registry.enter(request, inbox)
+    for message in (Submit(request, engines), Swap(engines, replies[1]), Rehearse(replies[2]), Cancel("b"), Stop()):
+        state.inbox.put(message)
+    state.inbox.put(Snapshot("a", replies[3]))
+    state.end_leftovers([Snapshot("a", replies[0])])
+    kinds = [type(reply.exception(0)) for reply in replies]
+    assert kinds == [DrainingError, EngineError, EngineError, DrainingError]
+    expected = DrainingError if fatal is None else EngineDeadError
+    assert isinstance(inbox.terminal("a").error, expected)
+    assert (state.registry.outcomes[outcome], len(state.registry), state.inbox.drain()) == (1, 0, [])
+    with pytest.raises(expected):
+        state.registry.enter(make("late"), inbox)
