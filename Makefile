@@ -86,8 +86,10 @@ docs: .venv/.installed-docs  ## the site of the documentation, in build/docs
 test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
 	$(BIN)/python -m pytest -m docs $(PYTEST_ARGS) $(DOCS_TESTS)
 
+# Tracing is one thread's work: two processes, each with one thread, that share the tiny exports.
+test-export: export OMP_NUM_THREADS := 1
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
-	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: .venv/.installed-test  ## ruff and mypy, strict; the limits of size in tests/house.toml; tsc for the page where Node.js is
 	$(BIN)/ruff check .

@@ -162,7 +162,7 @@ class RandomWeights(ABC):
         return repr(self)
 
 
-def drawn(module: nn.Module, draw: Callable[[str, Tensor], object]) -> Any:
+def with_drawn_weights(module: nn.Module, draw: Callable[[str, Tensor], object]) -> Any:
     """The module in eval mode, with new parameters. draw: fills the values of a name in place."""
     for name, parameter in module.named_parameters():
         path, _, leaf = name.rpartition(".")

@@ -198,7 +198,7 @@ def _snapshot_with(repository: Repository, patterns: list[str]) -> Path:
     """
     is_stopped = Event()
 
-    class Bar(tqdm):
+    class StoppableBar(tqdm):
         def update(self, n: float | None = 1) -> bool | None:
             if is_stopped.is_set():
                 raise RuntimeError("interrupted")
@@ -211,7 +211,7 @@ def _snapshot_with(repository: Repository, patterns: list[str]) -> Path:
             repository.id,
             revision=repository.revision,
             allow_patterns=patterns,
-            tqdm_class=Bar,
+            tqdm_class=StoppableBar,
         )
         try:
             return Path(downloading.result())

@@ -177,9 +177,9 @@ class CheckpointCheck(ABC, Generic[SourceType, FactsType]):
 
 def reference_of(latents: Callable[[int], Latents], audio: Callable[[Latents], Pcm]) -> Reference:
     """Run a pipeline. latents: of a seed; audio: of latents, before it is made loud."""
-    first, generation_s = timed(lambda: latents(SEEDS[0]))
+    first, generation_s = with_seconds(lambda: latents(SEEDS[0]))
     others = [latents(seed) for seed in SEEDS[1:]]
-    sound, decode_s = timed(lambda: audio(first))
+    sound, decode_s = with_seconds(lambda: audio(first))
     return Reference([first, *others], sound, generation_s, decode_s)
 
 
@@ -206,12 +206,12 @@ def _compare(
     def requests(*seeds: int) -> list[GenerationRequest]:
         return [plain.request(asked.prompt, seed=seed, **asked.text, **asked.how) for seed in seeds]
 
-    generate_together(plain, requests(SEEDS[0]))  # what is done once is no part of the time
-    (alone,), alone_s = timed(lambda: generate_together(plain, requests(SEEDS[0])))
-    together, together_s = timed(lambda: generate_together(plain, requests(*SEEDS)))
+    generate_requests(plain, requests(SEEDS[0]))  # what is done once is no part of the time
+    (alone,), alone_s = with_seconds(lambda: generate_requests(plain, requests(SEEDS[0])))
+    together, together_s = with_seconds(lambda: generate_requests(plain, requests(*SEEDS)))
     errors = [relative(found, wanted) for found, wanted in zip(together, reference.latents, strict=True)]
-    pcm, decode_s = timed(lambda: codec.decode(reference.latents[0]))
-    sound, served_s = timed(lambda: _sound(opened, options, asked))
+    pcm, decode_s = with_seconds(lambda: codec.decode(reference.latents[0]))
+    sound, served_s = with_seconds(lambda: _sound(opened, options, asked))
     _write_sound(options.out / SOUND, sound, opened)
     frames, canvas_s = len(alone), opened.bundle.canvas_s
     noun = f"of {canvas_s:.3g} s ({frames} frames)"
@@ -255,7 +255,7 @@ def _without_correction(opened: Pipeline) -> Pipeline:
     return replace(opened, bundle=opened.bundle.model_copy(update={"sampler": sampler}))
 
 
-def generate_together(opened: Pipeline, requests: Iterable[GenerationRequest]) -> list[Latents]:
+def generate_requests(opened: Pipeline, requests: Iterable[GenerationRequest]) -> list[Latents]:
     """The latents `[T, C]` of generations that are in flight together. Raises what one of them failed with."""
     events: SimpleQueue[Event] = SimpleQueue()
     ids = [opened.loop.submit(request, events.put) for request in requests]
@@ -308,7 +308,7 @@ def clip(sample_rate_hz: int, channels: int, samples: int) -> Pcm:
     return pcm
 
 
-def timed(call: Callable[[], T]) -> tuple[T, float]:
+def with_seconds(call: Callable[[], T]) -> tuple[T, float]:
     """What a call returns, and its seconds."""
     started = time.perf_counter()
     found = call()

@@ -35,8 +35,8 @@ from engine_build.export.checkpoint import (
     Checkpoint,
     RandomWeights,
     byte_tokenizer,
-    drawn,
     seeded,
+    with_drawn_weights,
 )
 from engine_build.export.stored_tensors import AGAIN, fill, without_weights
 from engine_build.export.torch_export import quiet
@@ -224,7 +224,7 @@ class RandomAceStep(RandomWeights):
     def _drawn(self, part: str) -> Any:
         with quiet(), without_weights():
             empty = self._module(part)
-        module: Any = drawn(empty, self._draw)
+        module: Any = with_drawn_weights(empty, self._draw)
         if part == CONDITION_ENCODER:
             module.silence_latent.normal_(0.0, SILENCE_STD, generator=seeded(self.seed, "silence"))
         return module

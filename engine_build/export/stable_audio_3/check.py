@@ -132,7 +132,7 @@ class StableAudioCheck(CheckpointCheck[StableAudioCheckpoint, StableAudioFacts])
             "norms": self._ask("norms", lambda: norm_eps(transformer, sample.latents, source)),
         }
         exact, padded = (transformer.sample(facts, padding_s) for padding_s in (0.0, PADDING_S))
-        found["schedule"] = self._ask("schedule", lambda: schedule(transformer, exact, facts, source))
+        found["schedule"] = self._ask("schedule", lambda: latents_of_the_schedule(transformer, exact, facts, source))
         transformer.close()
         vae: Any = source.load(VAE)
         decode = _decoder_of(vae, source.traits.chunk_frames)
@@ -320,7 +320,7 @@ def norm_eps(transformer: Transformer, latents: Tensor, source: StableAudioCheck
     return measured(NAMES["norms"], _differ(*found), at_most=1e-3, detail=detail)
 
 
-def schedule(
+def latents_of_the_schedule(
     transformer: Transformer, latents: Tensor, facts: StableAudioFacts, source: StableAudioCheckpoint
 ) -> Check:
     """Latents of music are about 1: the codec divides by what it has measured. Another schedule is said to explode."""

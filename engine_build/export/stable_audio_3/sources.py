@@ -23,8 +23,8 @@ from engine_build.export.checkpoint import (
     Checkpoint,
     RandomWeights,
     byte_tokenizer,
-    drawn,
     seeded,
+    with_drawn_weights,
 )
 from engine_build.export.stable_audio_3.layouts import CHUNK_FRAMES, DURATION, PADDING, ModelTraits, stable_audio_parts
 from engine_build.export.stored_tensors import StoredTensor, fill, without_weights
@@ -222,7 +222,7 @@ def randomise(module: nn.Module, seed: int) -> Any:
         else:
             value.normal_(0.0, _weight_std(leaf, value.shape), generator=seeded(seed, name))
 
-    return drawn(module, draw)
+    return with_drawn_weights(module, draw)
 
 
 def _weight_std(leaf: str, shape: torch.Size) -> float:

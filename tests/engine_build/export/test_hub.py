@@ -157,6 +157,9 @@ def test_a_file_that_was_changed_in_the_cache_is_noticed(
     assert f"{name} has other contents than on the hub" in refused(ID).what
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert f"{name} has other contents than on the hub" in refused(ID).what
+    size_bytes = file.stat().st_size
+    file.resolve().write_bytes(b"x" * (size_bytes + 1))
+    assert f"{name} has {size_bytes + 1} bytes, {size_bytes} on the hub" in refused(ID).what
 
 
 def test_a_gated_model_says_where_and_how(hub: Hub, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

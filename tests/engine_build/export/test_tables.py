@@ -316,6 +316,12 @@ def test_the_documentation_says_the_same() -> None:
     assert {name: table[name] for name in ROWS} == {name: facts.row() for name, facts in ROWS.items()}
 
 
+@pytest.mark.parametrize("frames", [1, 2])
+def test_windows_begin_where_the_codec_s_chunks_do(frames: int) -> None:
+    text = replace(stable_audio_facts(is_distilled=True), align_frames=frames).bundle_text()
+    assert ("align_frames = 2" in text) == (frames == 2)
+
+
 def test_deployments_have_the_lengths_up_to_the_canvas() -> None:
     facts = stable_audio_facts(is_distilled=True, frame_rate_hz=11_025 / 1024)
     for canvas_s, ends in ((120.0, [324, 646, 1292]), (45.0, [324, 486])):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from engine_build.compile.builder import build_deployment
-from engine_build.export.parity import generate_together
+from engine_build.export.parity import generate_requests
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.config.sampler import DcwSpec
@@ -111,7 +111,7 @@ def generated(opened: Pipeline, task: str = "text2music", *, guidance: float = 1
         source = opened.inputs.encode_source(source_audio(), SAMPLE_RATE_HZ)
     how = {} if more.get("timesteps") is not None else {"steps": 5, "shift": 3.0}
     asked = {"seed": 3, "guidance": guidance, "task": task, **how, **more}
-    (found,) = generate_together(opened, [opened.request(PROMPT, GenerationInputs(source=source), **asked)])
+    (found,) = generate_requests(opened, [opened.request(PROMPT, GenerationInputs(source=source), **asked)])
     return found
 
 
@@ -124,7 +124,7 @@ def assert_equal(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> Non
 def test_guidance_and_text_matter(opened: Pipeline) -> None:
     asked = [(PROMPT, 1.0), (PROMPT, 7.0), ("Distorted guitars", 1.0)]
     requests = [opened.request(prompt, guidance=guidance, seed=3, steps=6) for prompt, guidance in asked]
-    plain, guided, other = generate_together(opened, requests)
+    plain, guided, other = generate_requests(opened, requests)
     assert np.abs(plain - guided).max() > 1e-2
     assert np.abs(plain - other).max() > 1e-3
 
@@ -135,7 +135,7 @@ def test_generations_in_flight_together_each_equal_diffusers_pipeline(opened: Pi
         opened.request(PROMPT, seed=seed, steps=steps, guidance=scale, shift=shift)
         for seed, steps, scale, shift in asked
     ]
-    for found, (seed, steps, scale, shift) in zip(generate_together(opened, requests), asked, strict=True):
+    for found, (seed, steps, scale, shift) in zip(generate_requests(opened, requests), asked, strict=True):
         wanted = expected(pipeline, seed=seed, steps=steps, guidance=scale, shift=shift)
         assert np.abs(wanted - noise(FRAMES, CHANNELS, seed)).max() > 0.5
         assert_equal(found, wanted)
@@ -151,7 +151,7 @@ def test_the_audio_equals_diffusers_pipeline_before_it_is_made_loud(opened: Pipe
 
 def test_the_defaults_of_a_base_checkpoint_are_its_authors(opened: Pipeline, pipeline: Any) -> None:
     """diffusers' pipeline has turbo's defaults for every checkpoint."""
-    (found,) = generate_together(opened, [opened.request(PROMPT, seed=7)])
+    (found,) = generate_requests(opened, [opened.request(PROMPT, seed=7)])
     assert_equal(found, expected(pipeline, seed=7, steps=50, guidance=7.0, shift=1.0))
 
 

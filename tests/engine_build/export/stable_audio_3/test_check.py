@@ -26,9 +26,9 @@ from engine_build.export.parity import CheckOptions, music  # noqa: E402
 from engine_build.export.stable_audio_3.check import (  # noqa: E402
     NAMES,
     StableAudioCheck,
+    latents_of_the_schedule,
     length_shifted,
     local_condition,
-    schedule,
     time_features,
 )
 from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint  # noqa: E402
@@ -166,12 +166,12 @@ def test_a_schedule_that_the_bundle_does_not_have_fails() -> None:
         def sample(self, *_: Any, **__: Any) -> Any:
             return torch.ones(1, 20, CHANNELS)
 
-    found = schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source())  # type: ignore[arg-type]
+    found = latents_of_the_schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source())  # type: ignore[arg-type]
     assert (found.result, found.figure) == ("fail", 1.0)
     assert "depends on the length" in found.detail
     Source.notes = ()
-    assert schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source()).result == "pass"  # type: ignore[arg-type]
-    assert schedule(Sampling(), torch.zeros(1, 20, CHANNELS), None, Source()).result == "fail"  # type: ignore[arg-type]
+    assert latents_of_the_schedule(Sampling(), torch.ones(1, 20, CHANNELS), None, Source()).result == "pass"  # type: ignore[arg-type]
+    assert latents_of_the_schedule(Sampling(), torch.zeros(1, 20, CHANNELS), None, Source()).result == "fail"  # type: ignore[arg-type]
 
 
 def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from helpers.tiny_stable_audio_3 import CHANNELS, bundled_parts, small_decode
 from numpy.typing import NDArray
 
 from engine_build.compile.builder import build_deployment
-from engine_build.export.parity import generate_together
+from engine_build.export.parity import generate_requests
 from runtime.base.errors import RequestError
 from runtime.config.deployment import load_deployment
 from runtime.pipeline.compose import GenerationInputs, blend_tokens
@@ -121,7 +121,7 @@ def test_generations_in_flight_together_equal_diffusers_pipeline(
     assert frames[0] == frames[2] == opened.bundle.latents.canvas_frames
     assert len(set(frames)) == 3
     for found, request, (seconds, seed, steps) in zip(
-        generate_together(opened, requests), requests, asked, strict=True
+        generate_requests(opened, requests), requests, asked, strict=True
     ):
         assert 0 <= request.frames - seconds * FRAME_RATE_HZ < 0.1 * request.frames + 1
         wanted = expected(pipeline, monkeypatch, frames=request.frames, seed=seed, steps=steps)
@@ -138,7 +138,7 @@ def test_the_defaults_are_those_of_the_checkpoint(opened: Pipeline, model: Model
     else:
         assert (sampler.solver, sampler.steps, sampler.guidance) == ("ode", 50, 7.0)
         requests = [opened.request(PROMPT, seed=1, steps=4, guidance=guidance) for guidance in (3.0, 1.0)]
-        guided, plain = generate_together(opened, requests)
+        guided, plain = generate_requests(opened, requests)
         assert np.abs(guided - plain).max() > 1e-3
 
 
@@ -158,15 +158,15 @@ def test_blended_tokens_and_negative_prompts_are_those_of_all_tokens(opened: Pip
     np.testing.assert_array_equal(np.repeat(blended.tokens, np.asarray(blended.counts, int), axis=0), tokens)
     negatives = (Condition(encoder.encode("Hiss" if "guidance" in asked else "", seconds=seconds)),)
     in_full = replace(request, id="in full", conditions=(Condition(tokens),), negatives=negatives)
-    merged, wanted = generate_together(opened, [request, in_full])
+    merged, wanted = generate_requests(opened, [request, in_full])
     assert np.abs(merged - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
-    (alone,) = generate_together(opened, [replace(request, id="alone")])
+    (alone,) = generate_requests(opened, [replace(request, id="alone")])
     assert np.abs(alone - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
 
 
 def test_text_and_length_matter(opened: Pipeline) -> None:
     asked: dict[str, Any] = {"seed": 3, "steps": 4, "guidance": 1.0}
-    one, other = generate_together(opened, [opened.request(each, **asked) for each in (PROMPT, "Distorted guitars")])
+    one, other = generate_requests(opened, [opened.request(each, **asked) for each in (PROMPT, "Distorted guitars")])
     assert np.abs(one - other).max() > 1e-3
 
 
@@ -245,7 +245,7 @@ def test_a_repaint_is_the_model_s_inpainting(opened: Pipeline, pipeline: Any, mo
     mask = [0.0] * kept + [1.0] * (canvas - kept)
     inputs = GenerationInputs(source=source)
     request = opened.request(PROMPT, inputs, seed=7, steps=steps, guidance=1.0, mask=mask, task="text2music")
-    (found,) = generate_together(opened, [request])
+    (found,) = generate_requests(opened, [request])
     wanted = continued(pipeline, monkeypatch, known=source, kept=kept, seed=7, steps=steps)
     np.testing.assert_array_equal(found[:kept], source[:kept])
     assert np.abs(found - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
@@ -263,7 +263,7 @@ def test_a_variation_of_a_source_starts_at_its_share_of_the_schedule(
     request = opened.request(
         PROMPT, GenerationInputs(source=source), seed=5, steps=8, guidance=1.0, denoise=denoise, task="text2music"
     )
-    (found,) = generate_together(opened, [request])
+    (found,) = generate_requests(opened, [request])
     times = [float(np.float32(time) * np.float32(denoise)) for time in logsnr_sigma_schedule(8, -6.2, 2.0)]
     assert all(after < before for before, after in pairwise(times))
     module = "diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3.logsnr_sigma_schedule"
