@@ -58,7 +58,7 @@ INPUT_FLAGS = {"target": "target_source"}
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerateCall:
     """The arguments of one call. `values` are options that are not validated yet."""
 
     config: Path
@@ -182,7 +182,7 @@ def tickrt_generate(
         if quantize and format != "mid":
             raise RequestError(f"has no effect on {format}", field="quantize", fix="--out NAME.mid")
         files = condition, source, target_source, timbre, structure, notes
-        _run(Job(config, out, format, play, values, *files, target, made, metadata, quantize, stems, quiet))
+        _run(GenerateCall(config, out, format, play, values, *files, target, made, metadata, quantize, stems, quiet))
 
 
 class _GenerateCommand(Command):
@@ -247,47 +247,54 @@ def _checked_format(out: Path | None, format: str | None, play: bool, stems: Pat
     return found
 
 
-def _run(job: Job) -> None:
+def _run(call: GenerateCall) -> None:
     console = Terminal(stderr=True)
-    deployment = load_deployment(job.config)
-    condition = None if job.condition is None else read_condition(job.condition)
+    deployment = load_deployment(call.config)
+    condition = None if call.condition is None else read_condition(call.condition)
     bundle = deployment.loaded_bundle
     needs_text = condition is None and bundle.text_encoder is not None
     with losses() as lost:
-        values = job.values if job.notes is None else {**job.values, "notes": read_notes(job.notes, note_spec(bundle))}
+        values = (
+            call.values if call.notes is None else {**call.values, "notes": read_notes(call.notes, note_spec(bundle))}
+        )
     options = parse_options(values if needs_text else {"prompt": "", **values}, bundle.options)
-    with _open(job, deployment) as pipeline, ExitStack() as stack:
-        if pipeline.codec is None and job.format in AUDIO_FORMATS:
+    with _open(call, deployment) as pipeline, ExitStack() as stack:
+        if pipeline.codec is None and call.format in AUDIO_FORMATS:
             raise ConfigError(f"bundle {pipeline.bundle.name!r} makes latents, not audio", fix="--out NAME.safetensors")
-        files = {"source": job.source, "target": job.target_source, "structure": job.structure, "timbre": job.timbre}
+        files = {
+            "source": call.source,
+            "target": call.target_source,
+            "structure": call.structure,
+            "timbre": call.timbre,
+        }
         with losses() as lost_audio:
             given = {name: _given(path, pipeline, name) for name, path in files.items() if path is not None}
             inputs = pipeline.inputs.read(given, GenerationInputs(condition))
         generation = LongGeneration(pipeline, options, inputs)
-        if job.stems is not None:
+        if call.stems is not None:
             generation.check_stems()
-        if job.format == "mid":
-            generation.check_score(quantize=job.quantize)
-        if job.like is not None:
-            _compare(job.like, generation.metadata(), console, quiet=job.quiet)
+        if call.format == "mid":
+            generation.check_score(quantize=call.quantize)
+        if call.like is not None:
+            _compare(call.like, generation.metadata(), console, quiet=call.quiet)
         words = None if condition is not None else pipeline.prompts.words(options)
-        if words and not words.is_complete and not job.quiet:
+        if words and not words.is_complete and not call.quiet:
             print_line(str(words), console)
         for line in (
-            () if job.quiet else (*(f"note: {text}" for text in (*lost, *lost_audio)), *_played(generation.meanings))
+            () if call.quiet else (*(f"note: {text}" for text in (*lost, *lost_audio)), *_played(generation.meanings))
         ):
             print_line(line, console)
-        player = stack.enter_context(closing(_open_player(pipeline, generation))) if job.play else None
-        progress = open_progress(generation.num_segments, console, quiet=job.quiet)
-        with closing(progress), _output(job.out) as file:
-            latents = _write(job, pipeline, generation, progress, file, player)
-        if job.stems is not None:
-            if generation.tracks and not job.quiet:
+        player = stack.enter_context(closing(_open_player(pipeline, generation))) if call.play else None
+        progress = open_progress(generation.num_segments, console, quiet=call.quiet)
+        with closing(progress), _output(call.out) as file:
+            latents = _write(call, pipeline, generation, progress, file, player)
+        if call.stems is not None:
+            if generation.tracks and not call.quiet:
                 print_line(f"extracting {', '.join(generation.tracks)}", console)
-            save_files(job.stems, StemFiles(generation, latents, metadata=job.has_metadata).finish())
-        if not job.quiet:
+            save_files(call.stems, StemFiles(generation, latents, metadata=call.has_metadata).finish())
+        if not call.quiet:
             text = f"{progress.audio_s:.2f} s, seed {generation.seed}, {progress.timing}"
-            print_line(f"{job.out or job.stems or 'audio'}: {text}", console)
+            print_line(f"{call.out or call.stems or 'audio'}: {text}", console)
         if player is not None:
             with exit_on_error("interrupted while playing"):
                 player.finish()
@@ -305,14 +312,14 @@ def _open_player(pipeline: Pipeline, generation: LongGeneration) -> AudioPlayer:
     return open_player(pipeline.codec.sample_rate_hz, pipeline.codec.channels, generation.total_samples)
 
 
-def _open(job: Job, deployment: Deployment) -> Pipeline:
-    """The job's pipeline. Missing engines are built for a deployment that is given by name, not for a file."""
-    is_file = job.config.is_file()
+def _open(call: GenerateCall, deployment: Deployment) -> Pipeline:
+    """The call's pipeline. Missing engines are built for a deployment that is given by name, not for a file."""
+    is_file = call.config.is_file()
     # On a terminal a build shows its own progress.
-    with nullcontext() if job.quiet or (not is_file and sys.stderr.isatty()) else waiting(OPENING):
+    with nullcontext() if call.quiet or (not is_file and sys.stderr.isatty()) else waiting(OPENING):
         if is_file:
-            return open_pipeline(deployment, target=job.target)
-        return open_built_pipeline(deployment, target=job.target, quiet=job.quiet)
+            return open_pipeline(deployment, target=call.target)
+        return open_built_pipeline(deployment, target=call.target, quiet=call.quiet)
 
 
 def _given(path: Path, pipeline: Pipeline, field: str) -> Given:
@@ -322,7 +329,7 @@ def _given(path: Path, pipeline: Pipeline, field: str) -> Given:
 
 
 def _write(
-    job: Job,
+    call: GenerateCall,
     pipeline: Pipeline,
     generation: LongGeneration,
     progress: ProgressMeter,
@@ -333,25 +340,25 @@ def _write(
     codec = pipeline.codec
     if generation.plan is not None and player is None:
         generation.plan.finish()  # the tag has its codes
-    tag = generation.metadata().to_tag(job.format) if job.has_metadata else ""
-    if job.format not in AUDIO_FORMATS or codec is None:
+    tag = generation.metadata().to_tag(call.format) if call.has_metadata else ""
+    if call.format not in AUDIO_FORMATS or codec is None:
         parts = generate_latents(pipeline, generation, progress.on_event)
         frame_rate_hz = pipeline.bundle.latents.frame_rate_hz
         latents = np.concatenate(list(_counted(parts, frame_rate_hz, progress)))
-        file.write(_file_of(job, latents, tag, generation, frame_rate_hz))
+        file.write(_file_of(call, latents, tag, generation, frame_rate_hz))
         return latents
     made: list[Latents] = []
     chunks = generate_audio(pipeline, generation, progress.on_event, on_latents=made.append)
     rate_hz, samples = codec.sample_rate_hz, generation.total_samples
-    writer = AudioWriter(job.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
+    writer = AudioWriter(call.format, rate_hz, codec.channels, total_samples=samples, metadata=tag)
     write_audio(file, writer, _counted(chunks if player is None else player.tee(chunks), rate_hz, progress))
     return np.concatenate(made)
 
 
-def _file_of(job: Job, latents: Latents, tag: str, generation: LongGeneration, frame_rate_hz: float) -> bytes:
+def _file_of(call: GenerateCall, latents: Latents, tag: str, generation: LongGeneration, frame_rate_hz: float) -> bytes:
     """The bytes of a file that is no audio. Raises ConfigError, RequestError."""
-    if job.format == "mid":
-        return midi_bytes(generation.score(latents, quantize=job.quantize), tag)
+    if call.format == "mid":
+        return midi_bytes(generation.score(latents, quantize=call.quantize), tag)
     return latents_bytes(latents, latents_tags(frame_rate_hz, tag))
 
 

@@ -7,29 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config.codec import Latents
 from runtime.config.notes import NotesSpec
+from runtime.requests.prompt_words import BoundMood
 
 # Notes that begin within so many frames begin together; the beat where no tempo is known.
 TOGETHER_FRAMES, BEAT_S = 2, 0.5
 # Of a beat, so much is between notes that stay.
 BEAT_SHARE = 0.85
-
-
-class BoundMood(Protocol):
-    """What a prompt says of a layer."""
-
-    @property
-    def layer(self) -> str: ...
-    @property
-    def level_db(self) -> float: ...
-    @property
-    def is_sparse(self) -> bool: ...
 
 
 @dataclass(frozen=True)

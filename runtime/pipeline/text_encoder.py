@@ -26,7 +26,7 @@ from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.songs.course import WORDS as COURSE_WORDS
 from runtime.pipeline.timbre import TimbreEncoder
-from runtime.requests.prompt_words import WORD, PromptWords, corrected
+from runtime.requests.prompt_words import WORD, PromptWords, with_corrections
 
 Tokens = NDArray[np.float32]
 
@@ -147,7 +147,7 @@ class TextEncoder:
         A tokenizer without an unknown token understands everything. Words that it drops are left out around phrases.
         A typo that is played as another word is understood as that; in the negative prompt there are none.
         """
-        return self._words([*(corrected(text, self.corrections(text)) for text in texts), negative])
+        return self._words([*(with_corrections(text, self.corrections(text)) for text in texts), negative])
 
     def _words(self, texts: Iterable[str]) -> PromptWords:
         """Those of texts as they are."""

@@ -46,7 +46,7 @@ class PromptWords:
         return f"{understood} · not understood: {', '.join(self.unknown)}{near}"
 
 
-def corrected(text: str, corrections: Mapping[str, str]) -> str:
+def with_corrections(text: str, corrections: Mapping[str, str]) -> str:
     """A text with other words in the place of some. corrections: by word."""
     return WORD.sub(lambda word: corrections.get(word[0], word[0]), text) if corrections else text
 
@@ -84,7 +84,7 @@ class PromptMeaning:
     @property
     def played_text(self) -> str:
         """The text that the model gets."""
-        text = corrected(self.text, self.corrections) if self.read is None else self.read
+        text = with_corrections(self.text, self.corrections) if self.read is None else self.read
         return text if self.drawn is None else f"{text}, {self.drawn[1]}"
 
     @property

@@ -9,7 +9,7 @@ from helpers.tiny_planner import PLAN, planner_spec
 from runtime.config.plan_spec import PlanSpec
 from runtime.music.rhythm import Rhythm
 from runtime.music.sections import CodedSection, Item, SectionRequest, Song, item_of
-from runtime.pipeline.songs.edits import following
+from runtime.pipeline.songs.edits import with_items
 
 PLANNER = planner_spec(plan=PLAN, thinking=None, capacity=1024)
 assert PLANNER.plan is not None
@@ -29,7 +29,7 @@ def items(*wanted: str) -> list[Item]:
 
 def sections(*wanted: str, made: int = 1 << 30, song: Song = SONG) -> list[CodedSection]:
     """Sections of one song, the first codes of which, up to number `made`, are made: code number n is n % 25."""
-    found = following(SPEC, song, items(*wanted), [])
+    found = with_items(SPEC, song, items(*wanted), [])
     for section in found:
         section.codes.extend(number % 25 for number in section.span if number < made)
     return found

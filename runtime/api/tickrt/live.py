@@ -21,7 +21,7 @@ from runtime.live.protocol.server_messages import Beat, Plan, State
 from runtime.requests.prompt_words import BoundMood, PromptMeaning, PromptWords
 from tickrt.audio import Audio
 from tickrt.midi import MidiClock, MidiInput, MidiOutput, Played
-from tickrt.options import At, Blend, Controls, Prompt, Source, plain_options, plain_values, prompt_items
+from tickrt.options import At, Blend, Controls, Prompt, Source, json_values, plain_options, prompt_items
 from tickrt.receiver import Receiver
 
 REPLY_TIMEOUT_S = 60.0
@@ -174,14 +174,14 @@ class Live(LiveAudio):
         "bar": from the first bar on that begins when it can be made; {"bars": 2}: from the second.
         """
         values = plain_options(controls)
-        self._send("set", values=values, ramp_ms=float(ramp_ms), at=plain_values(at))
+        self._send("set", values=values, ramp_ms=float(ramp_ms), at=json_values(at))
         if "negative_prompt" in values:
             self._negative_prompt = str(values["negative_prompt"] or "")
 
     def prompts(self, prompts: Prompt, *, blend: Blend | None = None, ramp_ms: float = 0.0, at: At = None) -> None:
         """Replace the prompts: one text, or several with weights, which move in `ramp_ms`."""
         items = prompt_items(prompts)
-        self._send("prompts", items=items, blend=blend, ramp_ms=float(ramp_ms), at=plain_values(at))
+        self._send("prompts", items=items, blend=blend, ramp_ms=float(ramp_ms), at=json_values(at))
         self._texts = [item["text"] for item in items]
 
     def source(
@@ -223,7 +223,7 @@ class Live(LiveAudio):
         self._check_open()
         source_id = None if source is None else self._sessions.add_source(type, source, sample_rate_hz)
         try:
-            self._send(type, id=source_id, strength=strength, at=plain_values(at))
+            self._send(type, id=source_id, strength=strength, at=json_values(at))
         finally:
             self._sessions.remove_source(source_id)
 
@@ -237,11 +237,11 @@ class Live(LiveAudio):
 
     def band(self, start_s: float | None, end_s: float | None, *, at: At = None) -> None:
         """Play only this part of the canvas, in seconds; None and None: the whole, or the bars of `loop_bars`."""
-        self._send("band", start_s=start_s, end_s=end_s, at=plain_values(at))
+        self._send("band", start_s=start_s, end_s=end_s, at=json_values(at))
 
     def mute(self, layers: Iterable[str], *, at: At = None) -> None:
         """Make these layers silent, and all others sound: names of [notes] in bundle.toml. Needs [stems] by layers."""
-        self._send("mute", layers=list(layers), at=plain_values(at))
+        self._send("mute", layers=list(layers), at=json_values(at))
 
     def adapter(self, id: str, strength: float | None, *, ramp_ms: float = 0.0) -> None:
         """Add a LoRA adapter or change its strength, moving there in `ramp_ms`; None removes it."""
@@ -249,7 +249,7 @@ class Live(LiveAudio):
 
     def seek(self, to_s: float, *, at: At = None) -> None:
         """Go on at another position of the canvas, in seconds."""
-        self._send("seek", to_s=float(to_s), at=plain_values(at))
+        self._send("seek", to_s=float(to_s), at=json_values(at))
         for clock in self._clocks:
             clock.jump()
 
@@ -312,7 +312,7 @@ class Live(LiveAudio):
         where they were played, an echo on the sixteenths of its bars, until a call without any removes those of the
         layer.
         """
-        played = [plain_values(item) for item in items]
+        played = [json_values(item) for item in items]
         times: dict[str, Any] = {"mode": mode, "at": float(at), "bars": bars, "quantize": quantize}
         self._send("notes", None, items=played, layer=layer, exact=exact, **times)
 

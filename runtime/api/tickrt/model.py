@@ -47,8 +47,8 @@ from tickrt.options import (
     Prompt,
     Source,
     documented,
+    json_values,
     plain_options,
-    plain_values,
     prompt_items,
 )
 
@@ -247,7 +247,7 @@ class Model:
     def _note_values(self, notes: Notes) -> Any:
         if isinstance(notes, str | Path):
             return _read_file(partial(read_notes, spec=note_spec(self._pipeline.bundle)), Path(notes))
-        return [note._asdict() if isinstance(note, Note) else plain_values(note) for note in notes]
+        return [note._asdict() if isinstance(note, Note) else json_values(note) for note in notes]
 
     def _run(self, generation: LongGeneration, on_event: OnEvent | None = None) -> Audio:
         pieces: list[NDArray[np.float32]] = []

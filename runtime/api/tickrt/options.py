@@ -178,7 +178,7 @@ documented(Arguments)
 
 def plain_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Options or controls as parsed JSON has them: adapters as objects, and plain values."""
-    values = {name: plain_values(value) for name, value in arguments.items()}
+    values = {name: json_values(value) for name, value in arguments.items()}
     if "adapters" in values:
         values["adapters"] = read_adapters(values["adapters"])
     return values
@@ -189,15 +189,15 @@ def prompt_items(prompts: Prompt) -> list[Any]:
     if isinstance(prompts, str):
         return [{"text": prompts}]
     return [
-        plain_values({"text": item[0], "weight": item[1]} if isinstance(item, tuple) and len(item) == 2 else item)
+        json_values({"text": item[0], "weight": item[1]} if isinstance(item, tuple) and len(item) == 2 else item)
         for item in prompts
     ]
 
 
-def plain_values(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Arrays as lists, tuples as lists, mappings as dicts: what parsed JSON consists of."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: plain_values(item) for name, item in value.items()}
-    return [plain_values(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {name: json_values(item) for name, item in value.items()}
+    return [json_values(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -14,7 +14,7 @@ from runtime.pipeline.songs.fitting import bars_of
 KEPT_SECTIONS = 8
 
 
-def following(
+def with_items(
     spec: PlanSpec,
     song: Song,
     items: Sequence[Item],

@@ -22,7 +22,7 @@ def bars_of(spec: PlanSpec, item: Item) -> int:
     return int(spec.bars.value(item[2]))
 
 
-def most_bars(spec: PlanSpec, items: Sequence[Item]) -> int:
+def possible_bars(spec: PlanSpec, items: Sequence[Item]) -> int:
     """How many bars sections can be given in all."""
     return sum(max(_choices(spec, item)) for item in items)
 
@@ -41,7 +41,7 @@ def fitted(
     while most_sections is not None and len(kept) > max(most_sections, num_given):
         least = _least_needed(spec, kept, num_given, has_end=has_end)
         rest = [item for place, item in enumerate(kept) if place != least]
-        if most_bars(spec, rest) < total_bars:
+        if possible_bars(spec, rest) < total_bars:
             break
         kept = rest
     return [

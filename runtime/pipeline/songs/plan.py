@@ -36,12 +36,12 @@ from runtime.pipeline.songs.edits import (
     code_at,
     continued,
     cut,
-    following,
     frontier,
     kept,
     num_made,
     section_at,
     with_codes,
+    with_items,
 )
 from runtime.pipeline.songs.pages import (
     OPENINGS,
@@ -243,7 +243,7 @@ class SongPlan:
                 first = section_at(known, from_frame)
                 known_before, from_frame = before(self._sections, first), first.span.start * self._grid.frames_per_code
                 song = continued(first, known_before)
-                known = following(self._spec, song, items, known_before)[len(earlier) :]
+                known = with_items(self._spec, song, items, known_before)[len(earlier) :]
             if codes is not None:
                 number = code_at(known, from_frame, self._grid.frames_per_code)
                 num_codes = min(self._structure.spec.num_codes, self._planner.spec.codes.count)
@@ -348,7 +348,7 @@ class SongPlan:
         with self._lock:
             if version == self._version:
                 self._song = song
-                self._sections = following(self._spec, song, items, self._sections, bars)
+                self._sections = with_items(self._spec, song, items, self._sections, bars)
 
     def _start(self, section: CodedSection, others: Sequence[CodedSection], version: int) -> CodesTask:
         """The sequence of a section's next codes."""

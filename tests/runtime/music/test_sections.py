@@ -31,7 +31,7 @@ from runtime.music.sections import (
     song_of,
     unpacked,
 )
-from runtime.pipeline.songs.edits import following
+from runtime.pipeline.songs.edits import with_items
 from runtime.requests.option_types import WeightedPrompt
 
 
@@ -184,7 +184,7 @@ def test_nothing_is_said_without_words_or_sections() -> None:
 def test_sections_and_songs_come_back_as_they_were() -> None:
     first = sections("verse 2", "chorus 1", made=40)
     song = Song((8, 13), (29,), replace(GRID.at(96.5, 3), first_frame=12.25))
-    plan = following(SPEC, song, items("break 2"), first)
+    plan = with_items(SPEC, song, items("break 2"), first)
     state = packed(plan, song, more=[1])
     assert state.values["more"] == [1]
     assert state.codes.dtype == np.int64

@@ -13,7 +13,7 @@ import tickrt
 from runtime.live.parts.controls import LiveControls
 from runtime.requests import option_types as types
 from runtime.requests import options as source
-from tickrt.options import INPUTS, plain_options, plain_values, prompt_items
+from tickrt.options import INPUTS, json_values, plain_options, prompt_items
 
 TYPED_DICTS = {
     types.WeightedPrompt: tickrt.WeightedPrompt,
@@ -123,4 +123,4 @@ def test_prompts_are_a_text_pairs_or_objects() -> None:
 
 def test_arrays_become_lists() -> None:
     given = {"a": np.arange(2.0), "b": ({"weight": np.float32(0.5)},), "c": "text", "d": None}
-    assert plain_values(given) == {"a": [0.0, 1.0], "b": [{"weight": 0.5}], "c": "text", "d": None}
+    assert json_values(given) == {"a": [0.0, 1.0], "b": [{"weight": 0.5}], "c": "text", "d": None}

@@ -7,7 +7,7 @@ from helpers.songs import GRID, SPEC, items, sections
 
 from runtime.base.errors import RequestError
 from runtime.music.sections import Song
-from runtime.pipeline.songs.edits import code_at, continued, cut, following, section_at, with_codes
+from runtime.pipeline.songs.edits import code_at, continued, cut, section_at, with_codes, with_items
 
 PLAN = sections("verse 2", "chorus 1", "verse 4", made=60)
 
@@ -20,7 +20,7 @@ def test_sections_follow_in_bars_and_in_frames() -> None:
     ]
     assert [number for each in PLAN for number in each.span] == list(range(350 // 3))
     other = Song((8, 13), (), GRID.at(96, 3))
-    more = following(SPEC, other, items("break 1"), PLAN)
+    more = with_items(SPEC, other, items("break 1"), PLAN)
     assert more[:3] == PLAN
     assert (more[3].index, more[3].first_bar) == (3, 0)
 
@@ -28,7 +28,7 @@ def test_sections_follow_in_bars_and_in_frames() -> None:
 def test_a_song_begins_with_a_section_where_those_before_it_are_forgotten() -> None:
     assert continued(PLAN[2], PLAN[:2]) is continued(PLAN[0], []) is PLAN[0].song
     for before in ([], PLAN[:1]):
-        (*_, moved) = following(SPEC, continued(PLAN[2], before), items("break 1"), before)
+        (*_, moved) = with_items(SPEC, continued(PLAN[2], before), items("break 1"), before)
         assert (moved.first_bar, moved.start_frame, moved.end_frame) == (0, 150, 200)
 
 

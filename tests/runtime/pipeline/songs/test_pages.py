@@ -21,7 +21,7 @@ from configs.demo.recipe.planner.tokens import header, planner_tables, rhythm_of
 from runtime.base.errors import RequestError
 from runtime.config.planner import PlannerSpec
 from runtime.music.sections import CodedSection, Song
-from runtime.pipeline.songs.edits import following
+from runtime.pipeline.songs.edits import with_items
 from runtime.pipeline.songs.pages import (
     FIRST_SECTIONS,
     NEW_SECTIONS,
@@ -74,7 +74,7 @@ def test_a_page_is_the_one_that_the_planner_was_trained_on() -> None:
     tokens = song_tokens(song, piece.moods)
     rhythm = rhythm_of(song.bpm, song.meter)
     places = [(a, b, c) for a, b, c in map(header, arrangement.sections)]
-    found = following(planner.plan, Song(tuple(tokens[:5]), tuple(tokens[5:]), rhythm), places, [])
+    found = with_items(planner.plan, Song(tuple(tokens[:5]), tuple(tokens[5:]), rhythm), places, [])
     for section in found:
         section.codes.extend(piece.codes[section.span.start : section.span.stop].tolist())
     returns = 0
@@ -190,7 +190,7 @@ def test_codes_that_sound_another_pitch_than_the_scales_never_come(
 def test_behind_a_change_of_key_codes_are_in_the_new_one() -> None:
     """Those that are there already stay, also outside the scale."""
     (before,) = sections("verse 4", made=0, song=song_in(0, 0))
-    *_, behind = following(SPEC, song_in(4, 0), items("verse 2"), [before])
+    *_, behind = with_items(SPEC, song_in(4, 0), items("verse 2"), [before])
     for section, expected in ((before, {0, 1, 2}), (behind, {1, 2})):
         section.codes[:] = [4, 0, 24]
         assert choices(keyed(), section, [before, behind])[0] == expected
