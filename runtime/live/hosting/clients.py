@@ -200,10 +200,8 @@ class ClientMessages:
         if received.reply is not None:
             received.reply(None)
         if not isinstance(received.message, Ack):  # Those come often, and only make the session due.
-            self.is_steered, self.is_steered_by_further = (
-                True,
-                self.is_steered_by_further or received.sender is not None,
-            )
+            self.is_steered = True
+            self.is_steered_by_further = self.is_steered_by_further or received.sender is not None
             self._change()
 
     def refuse(self, received: Received, error: TickError) -> None:
