@@ -52,16 +52,6 @@ from runtime.music.tempo import tempo_of
 from runtime.requests.seeds import draw_seed
 
 SCHEDULE_MARGIN_S = 0.3  # `advance` is called at least once per STATE_INTERVAL_S.
-# Messages that no part of a session may take.
-REFUSALS = {
-    messages.Reset: RequestError("a loop continues nothing", field="type", fix="open the session with mode extend"),
-    messages.SetPlan: RequestError(
-        "the session has no plan", field="type", fix="open it with mode extend and plan true"
-    ),
-    messages.GetPlan: RequestError("the session has no plan", field="type"),
-    messages.PlayNotes: NoNotesError("the model makes nothing of notes", field="type", fix="a bundle with [notes]"),
-    Open: RequestError("the session is open already", field="type"),
-}
 
 
 @dataclass
@@ -200,7 +190,7 @@ class LiveSession:
         at_sample = self.transport.begins_at(message)
         part = next((part for part in self._parts if isinstance(message, part.takes)), None)
         if part is None:
-            raise REFUSALS[type(message)]
+            raise refusal(message)
         at_sample = part.handle(message, latents, at_sample)
         if at_sample is not None and seq is not None:
             self.core.outbox.append(Applied(seq=seq, at_sample=at_sample))
@@ -348,6 +338,20 @@ class LiveSession:
                 session.generations.follow_song()
             session.changes.advance(math.inf)
         return session
+
+
+def refusal(message: ClientMessage) -> RequestError:
+    """The error of a message that no part of a session takes."""
+    match message:
+        case messages.Reset():
+            return RequestError("a loop continues nothing", field="type", fix="open the session with mode extend")
+        case messages.SetPlan():
+            return RequestError("the session has no plan", field="type", fix="open it with mode extend and plan true")
+        case messages.PlayNotes():
+            return NoNotesError("the model makes nothing of notes", field="type", fix="a bundle with [notes]")
+        case messages.GetPlan():
+            return RequestError("the session has no plan", field="type")
+    return RequestError("the session is open already", field="type")
 
 
 def _sha256(token: str) -> str:

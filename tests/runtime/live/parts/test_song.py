@@ -428,14 +428,6 @@ def test_so_many_edits_may_wait() -> None:
     simulation.handle(SetPlan(seq=MAX_EDITS + 1, start_s=earliest_s(simulation, sections=[]), sections=[]))
 
 
-def test_a_snapshot_with_a_plan_does_not_fit_a_model_without() -> None:
-    simulation = planned_session()
-    simulation.run(1.0)
-    snapshot = simulation.session.snapshot(simulation.now_s)
-    with pytest.raises(RequestError, match=r"no \[planner.plan\]"):
-        type(simulation.session).restore(snapshot, new_session().model, 0.0)
-
-
 def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
     simulation = planned_session()
     SimulatedForm.fails_next = True

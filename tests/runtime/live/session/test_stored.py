@@ -21,23 +21,13 @@ from runtime.live.session.live_session import LiveSession
 from runtime.live.storage.store import SessionSnapshot
 from runtime.music.sections import SongState
 
+LESS = replace(MODEL, untaken=frozenset({"timbre_strength", "structure_strength"}))
+
 
 def played(**opened: object) -> Simulation:
     simulation = Simulation(new_session(**opened))
     simulation.run(2.0)
     return simulation
-
-
-def test_the_meta_is_json_and_survives_it() -> None:
-    simulation = played(controls={"variation": 0.4})
-    simulation.handle(messages.SetSource(seq=1, id="x", strength=0.5), np.zeros((5, CHANNELS), np.float32))
-    simulation.run(0.5)
-    snapshot = simulation.session.snapshot(simulation.now_s)
-    meta = json.loads(json.dumps(snapshot.meta, allow_nan=False))
-    restored = LiveSession.restore(SessionSnapshot(meta, snapshot.pieces), MODEL, 0.0).snapshot(0.0)
-    assert restored.meta["timeline"] == meta["timeline"]
-    assert restored.meta["generations"] == {**meta["generations"], "is_current": False}
-    assert restored.pieces.keys() == snapshot.pieces.keys()
 
 
 def test_a_piece_keeps_its_content_under_its_name() -> None:
@@ -67,16 +57,21 @@ def test_another_version_length_or_codec_is_refused() -> None:
             LiveSession.restore(SessionSnapshot({**snapshot.meta, **change}, snapshot.pieces), MODEL, 0.0)
 
 
-@pytest.mark.parametrize("kind", [messages.SetTimbre, messages.SetStructure])
-def test_a_model_without_the_part_of_a_reference_is_refused(
-    kind: type[messages.SetTimbre | messages.SetStructure],
+@pytest.mark.parametrize(
+    ("opened", "message", "model", "what"),
+    [
+        ({}, messages.SetTimbre(seq=1, id="x"), LESS, r"the bundle has no \[timbre\]"),
+        ({}, messages.SetStructure(seq=1, id="x"), LESS, r"the bundle has no \[structure\]"),
+        ({"mode": "extend", "plan": True}, messages.Play(), MODEL, r"no \[planner.plan\]"),
+    ],
+)
+def test_a_model_without_the_part_of_a_reference_or_a_plan_is_refused(
+    opened: dict[str, Any], message: messages.ClientMessage, model: LiveModel, what: str
 ) -> None:
-    message, simulation = kind(seq=1, id="x"), played()
+    simulation = played(**opened)
     simulation.handle(message, np.zeros((5, CHANNELS), np.float32))
-    snapshot = simulation.session.snapshot(2.0)
-    model = replace(MODEL, untaken=frozenset({"timbre_strength", "structure_strength"}))
-    with pytest.raises(RequestError, match=rf"the bundle has no \[{message.type}\]"):
-        LiveSession.restore(snapshot, model, 0.0)
+    with pytest.raises(RequestError, match=what):
+        LiveSession.restore(simulation.session.snapshot(2.0), model, 0.0)
 
 
 def test_a_session_whose_tempo_the_model_does_not_take_is_refused() -> None:
@@ -103,13 +98,6 @@ def played_by(model: LiveModel, **opened: object) -> Simulation:
     simulation = Simulation(new_session(model=model, **opened))
     simulation.run(2.0)
     return simulation
-
-
-def test_a_session_of_the_same_model_goes_on_as_it_was() -> None:
-    simulation = played_by(of(HERE), controls={"guidance": 4.0})
-    restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
-    assert restored.snapshot(0.0).meta["timeline"] == simulation.session.snapshot(simulation.now_s).meta["timeline"]
-    assert restored.attach("token", 0.0, keep_s=60.0).notice == ""
 
 
 @pytest.mark.parametrize("other", OTHERS)

@@ -106,16 +106,6 @@ def test_any_value_at_any_place_gives_a_session_that_plays_or_the_error(data: st
     json.dumps(session.snapshot(1.0).meta, allow_nan=False)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_what_was_stored_is_restored(number: int) -> None:
-    document, pieces, _ = stored(number)
-    sealed = _seal(DOCUMENT, json.dumps(document).encode())
-    session = LiveSession.restore(decode_snapshot(sealed, pieces), PLANNING, 0.0)
-    restored = json.loads(json.dumps(session.snapshot(0.0).meta))
-    for name in ("controls", "timeline", "playhead"):
-        assert restored[name] == document["meta"][name]
-
-
 @pytest.mark.parametrize(
     ("place", "value", "what"),
     [
