@@ -81,47 +81,44 @@ class PromptEntry:
 PROMPTS = {name: PromptEntry(**prompt) for name, prompt in TEXTS["prompts"].items()}
 
 
-@dataclass(frozen=True)
-class ResourceEntry:
-    """A resource. size_bytes: None where it is made when it is read."""
-
-    uri: str
-    name: str
-    description: str
-    media_type: str
-    size_bytes: int | None = None
-
-
-def resources(tools: Tools, client: str) -> Iterator[ResourceEntry]:
+def resources(tools: Tools, client: str) -> Iterator[types.Resource]:
     """What a client may read: schemas, its files, their plans, and those of live sessions."""
-    yield ResourceEntry(SCHEMA_URI, "schema", "JSON schema of the options of a generation.", SCHEMA_TYPE)
-    yield ResourceEntry(LIVE_SCHEMA_URI, "live-schema", "JSON schema of the messages of live sessions.", SCHEMA_TYPE)
+    yield _resource(SCHEMA_URI, "schema", "JSON schema of the options of a generation.", SCHEMA_TYPE)
+    yield _resource(LIVE_SCHEMA_URI, "live-schema", "JSON schema of the messages of live sessions.", SCHEMA_TYPE)
     for file in tools.files.of(client)[:MAX_LISTED]:
         what = json.dumps(file.facts.get("options", file.facts), ensure_ascii=False)[:200]
-        yield ResourceEntry(f"{FILE_URI}{file.name}", file.name, what, file.media_type, file.size_bytes)
+        yield _resource(f"{FILE_URI}{file.name}", file.name, what, file.media_type, file.size_bytes)
         if file.plan:
-            yield ResourceEntry(f"{PLAN_URI}{file.name}", f"plan of {file.name}", "What was planned of it.", JSON)
+            yield _resource(f"{PLAN_URI}{file.name}", f"plan of {file.name}", "What was planned of it.", JSON)
     for session_id in tools.live.with_plan():
-        yield ResourceEntry(f"{PLAN_URI}{session_id}", f"plan of {session_id}", "Sections of a live session.", JSON)
+        yield _resource(f"{PLAN_URI}{session_id}", f"plan of {session_id}", "Sections of a live session.", JSON)
 
 
-async def read_resource(tools: Tools, uri: str) -> tuple[str, str | bytes]:
-    """The media type and the content of a resource. Raises ProblemError, UnknownSessionError, FileError."""
+def _resource(uri: str, name: str, description: str, media_type: str, size_bytes: int | None = None) -> types.Resource:
+    """size_bytes: None where it is made when it is read."""
+    return types.Resource(uri=uri, name=name, description=description, mime_type=media_type, size=size_bytes)
+
+
+async def read_resource(tools: Tools, uri: str) -> types.TextResourceContents | types.BlobResourceContents:
+    """The content of a resource. Raises ProblemError, UnknownSessionError, FileError."""
     texts: dict[str, Callable[[], object]] = {
         SCHEMA_URI: lambda: body_schema(tools.service.body_model),
         LIVE_SCHEMA_URI: messages_schema,
     }
     if (make := texts.get(uri)) is not None:
-        return SCHEMA_TYPE, json.dumps(await run_in_threadpool(make))
+        text = json.dumps(await run_in_threadpool(make))
+        return types.TextResourceContents(uri=uri, mime_type=SCHEMA_TYPE, text=text)
     if uri.startswith(FILE_URI):
         file = tools.files.get(uri.removeprefix(FILE_URI))
         if file.size_bytes > CONTENT_BYTES:
             what = f"the file has {file.size_bytes} bytes, a message takes at most {CONTENT_BYTES}"
             fix = f"open {file.path}" if tools.files.keeps else f"GET /mcp/files/{file.name}, or ask for mp3"
             raise ProblemError(413, "content_too_large", what, fix=fix)
-        return file.media_type, await run_in_threadpool(file.read)
+        blob = base64.b64encode(await run_in_threadpool(file.read)).decode("ascii")
+        return types.BlobResourceContents(uri=uri, mime_type=file.media_type, blob=blob)
     if uri.startswith(PLAN_URI):
-        return JSON, json.dumps(_plan(tools, uri.removeprefix(PLAN_URI)))
+        text = json.dumps(_plan(tools, uri.removeprefix(PLAN_URI)))
+        return types.TextResourceContents(uri=uri, mime_type=JSON, text=text)
     raise ProblemError(404, "resource_not_found", f"there is no resource {uri!r:.200}", fix="list the resources")
 
 
@@ -138,9 +135,6 @@ def _plan(tools: Tools, name: str) -> object:
 def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str, str]]) -> Server[dict[str, Any]]:
     """The SDK's server. client_of: a client's address and the URL that it calls, from its HTTP request; None: stdio."""
     logging.getLogger("mcp").setLevel(logging.WARNING)  # below, it logs the ids of sessions
-
-    def address_of(ctx: Context) -> str:
-        return client_of(ctx.request)[0]
 
     async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(entry) for entry in (await tools.entries()).values()])
@@ -160,7 +154,7 @@ def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str
             return _failure(error)
 
     async def list_resources(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-        return types.ListResourcesResult(resources=[_resource(entry) for entry in resources(tools, address_of(ctx))])
+        return types.ListResourcesResult(resources=list(resources(tools, client_of(ctx.request)[0])))
 
     async def list_templates(
         ctx: Context, params: types.PaginatedRequestParams | None
@@ -172,23 +166,25 @@ def make_server(tools: Tools, version: str, client_of: Callable[[Any], tuple[str
         return types.ListResourceTemplatesResult(resource_templates=templates)
 
     async def read(ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        uri = str(params.uri)
         try:
-            media_type, content = await read_resource(tools, uri)
+            return types.ReadResourceResult(contents=[await read_resource(tools, str(params.uri))])
         except (ProblemError, TickError) as error:
             raise _protocol_error(error) from None
-        return types.ReadResourceResult(contents=[_contents(uri, media_type, content)])
 
     async def list_prompts(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
         return types.ListPromptsResult(prompts=[_prompt(name) for name in PROMPTS])
 
     async def get_prompt(ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        entry = PROMPTS.get(params.name)
         try:
-            text = _prompt_text(params.name, params.arguments or {})
+            if entry is None:
+                fix = did_you_mean(params.name, PROMPTS) or f"the prompts are {', '.join(PROMPTS)}"
+                raise ProblemError(404, "prompt_not_found", f"there is no prompt {params.name!r:.100}", fix=fix)
+            text = entry.filled(params.arguments or {})
         except ProblemError as error:
             raise _protocol_error(error) from None
         message = types.PromptMessage(role="user", content=types.TextContent(text=text))
-        return types.GetPromptResult(description=PROMPTS[params.name].description, messages=[message])
+        return types.GetPromptResult(description=entry.description, messages=[message])
 
     return Server(
         "tickrt",
@@ -226,7 +222,8 @@ async def _result(answer: Answer, client: ToolClient, *, keeps: bool) -> types.C
     file, facts, more = answer.file, dict(answer.facts), list[types.ContentBlock]()
     if file is not None:
         facts = {**_place(file, client, keeps=keeps), **facts}
-        more.append(_link(file))
+        uri = f"{FILE_URI}{file.name}"
+        more.append(types.ResourceLink(uri=uri, name=file.name, mime_type=file.media_type, size=file.size_bytes))
         if answer.has_audio and file.size_bytes > CONTENT_BYTES:
             facts["notice"] = f"the audio has more than {CONTENT_BYTES} bytes: only its link is sent; mp3 takes less"
         elif answer.has_audio:
@@ -241,30 +238,6 @@ def _place(file: MadeFile, client: ToolClient, *, keeps: bool) -> dict[str, Any]
     return {"uri": f"{FILE_URI}{file.name}", **place, "media_type": file.media_type, "bytes": file.size_bytes}
 
 
-def _link(file: MadeFile) -> types.ResourceLink:
-    return types.ResourceLink(
-        uri=f"{FILE_URI}{file.name}", name=file.name, mime_type=file.media_type, size=file.size_bytes
-    )
-
-
-def _resource(entry: ResourceEntry) -> types.Resource:
-    return types.Resource(
-        uri=entry.uri,
-        name=entry.name,
-        description=entry.description,
-        mime_type=entry.media_type,
-        size=entry.size_bytes,
-    )
-
-
-def _contents(
-    uri: str, media_type: str, content: str | bytes
-) -> types.TextResourceContents | types.BlobResourceContents:
-    if isinstance(content, str):
-        return types.TextResourceContents(uri=uri, mime_type=media_type, text=content)
-    return types.BlobResourceContents(uri=uri, mime_type=media_type, blob=base64.b64encode(content).decode("ascii"))
-
-
 def _prompt(name: str) -> types.Prompt:
     entry = PROMPTS[name]
     arguments = [
@@ -272,13 +245,6 @@ def _prompt(name: str) -> types.Prompt:
         for argument, text in entry.arguments.items()
     ]
     return types.Prompt(name=name, title=entry.title, description=entry.description, arguments=arguments)
-
-
-def _prompt_text(name: str, arguments: dict[str, str]) -> str:
-    if name not in PROMPTS:
-        fix = did_you_mean(name, PROMPTS) or f"the prompts are {', '.join(PROMPTS)}"
-        raise ProblemError(404, "prompt_not_found", f"there is no prompt {name!r:.100}", fix=fix)
-    return PROMPTS[name].filled(arguments)
 
 
 def _failure(error: ProblemError | TickError) -> types.CallToolResult:
