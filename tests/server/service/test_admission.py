@@ -16,13 +16,10 @@ from server.asgi.problems import ProblemError
 from server.asgi.turns import run_to_end
 from server.service.admission import Admission, FirstAudioTracker
 
-
-def test_cancelled_work_in_a_thread_is_waited_for() -> None:
-    ended = asyncio.run(_cancelled_work())
-    assert ended
+pytestmark = pytest.mark.anyio
 
 
-async def _cancelled_work() -> bool:
+async def test_cancelled_work_in_a_thread_is_waited_for() -> None:
     ended, go = threading.Event(), threading.Event()
 
     def work(answer: int) -> int:
@@ -44,7 +41,7 @@ async def _cancelled_work() -> bool:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await run_to_end(threads.submit(work, 43)) == 43
-    return ended.is_set()
+    assert ended.is_set()
 
 
 def test_peers_are_the_first_that_wait_at_most_size() -> None:
@@ -58,11 +55,7 @@ def test_peers_are_the_first_that_wait_at_most_size() -> None:
     assert tracker.peers("a") == {"c", "d"}
 
 
-def test_waiting_ends_with_the_last_peers_first_audio() -> None:
-    asyncio.run(_waits())
-
-
-async def _waits() -> None:
+async def test_waiting_ends_with_the_last_peers_first_audio() -> None:
     tracker = FirstAudioTracker(8)
     for name in "abc":
         tracker.add(name)
@@ -76,15 +69,14 @@ async def _waits() -> None:
     await asyncio.wait_for(waiter, TIMEOUT_S)
 
 
-def test_waiting_is_bounded() -> None:
+async def test_waiting_is_bounded() -> None:
     tracker = FirstAudioTracker(8)
     tracker.add("b")
     started_s = time.monotonic()
-    asyncio.run(tracker.wait_for(frozenset("b"), 0.05))
+    await tracker.wait_for(frozenset("b"), 0.05)
     assert time.monotonic() - started_s > 0.04
 
 
-@pytest.mark.anyio
 async def test_an_error_of_cancelled_work_is_not_one_of_the_event_loop() -> None:
     errors: list[dict[str, object]] = []
 
@@ -225,16 +217,13 @@ def test_draining_refuses_everything() -> None:
     assert int(refusal.value.headers["Retry-After"]) > 0
 
 
-def test_waiting_for_the_last_permit() -> None:
-    async def wait() -> tuple[bool, bool, bool]:
-        admission = Admission(2)
-        immediate = await admission.wait_empty(0.0)
-        permit = admission.admit("a")
-        timed_out = await admission.wait_empty(0.01)
-        asyncio.get_running_loop().call_later(0.01, permit.release)
-        return immediate, timed_out, await admission.wait_empty(5.0)
-
-    assert asyncio.run(wait()) == (True, False, True)
+async def test_waiting_for_the_last_permit() -> None:
+    admission = Admission(2)
+    assert await admission.wait_empty(0.0)
+    permit = admission.admit("a")
+    assert not await admission.wait_empty(0.01)
+    asyncio.get_running_loop().call_later(0.01, permit.release)
+    assert await admission.wait_empty(5.0)
 
 
 def test_retry_after_is_the_time_of_the_steps_that_are_left() -> None:

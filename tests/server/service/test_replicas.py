@@ -20,6 +20,7 @@ from server.service.lease import LEASE_S, RENEW_S, Lease
 from server.service.leases import Leases
 from server.service.replicas import FORWARDED_HEADER, Membership, ask_all, ask_owner
 
+pytestmark = pytest.mark.anyio
 LEASE = Lease("one", "127.0.0.1:8001", "", "ready", 3, 10, 0.5)
 KEY = (b"x-api-key", b"secret")
 ONE = Lease("one", "127.0.0.1:8001", "http://one", "ready", 3, 10, 0.5)
@@ -80,34 +81,34 @@ def request(*headers: tuple[bytes, bytes]) -> starlette.requests.Request:
 GONE = Lease("gone", "127.0.0.1:1", "", "ready", 0, 1, 0.0)
 
 
-def test_the_one_that_has_it_answers_also_while_another_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_one_that_has_it_answers_also_while_another_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with replica("one", 404) as (one, _), replica("two", 200, b"it") as (two, asked):
-        assert asyncio.run(ask_owner(request(KEY), [one, GONE, two])) == b"it"
+        assert await ask_owner(request(KEY), [one, GONE, two]) == b"it"
         ((path, headers),) = asked
     assert path == "/v1/sessions/a%20b"
     assert (headers["x-api-key"], headers[FORWARDED_HEADER], headers["origin"]) == ("secret", "1", None)
 
 
-def test_what_is_passed_on_is_not_passed_on_again() -> None:
+async def test_what_is_passed_on_is_not_passed_on_again() -> None:
     passed_on = request((FORWARDED_HEADER.lower().encode(), b"1"))
-    assert asyncio.run(ask_owner(passed_on, [GONE])) is None
-    assert asyncio.run(ask_all(passed_on, [GONE])) == []
+    assert await ask_owner(passed_on, [GONE]) is None
+    assert await ask_all(passed_on, [GONE]) == []
 
 
-def test_one_that_does_not_answer_or_fails_is_named() -> None:
+async def test_one_that_does_not_answer_or_fails_is_named() -> None:
     with replica("one", 404) as (one, _), replica("two", 500) as (two, _), replica("cut", 200, b"{", 9) as (cut, _):
-        assert asyncio.run(ask_owner(request(), [one])) is None
+        assert await ask_owner(request(), [one]) is None
         for silent in (GONE, two, cut):
             for ask in (ask_owner, ask_all):
                 with pytest.raises(ProblemError, match=f"replica {silent.name}") as error:
-                    asyncio.run(ask(request(), [one, silent]))
+                    await ask(request(), [one, silent])
                 assert (error.value.status, error.value.headers["Retry-After"]) == (503, "3")
 
 
-def test_a_list_has_what_every_replica_has() -> None:
+async def test_a_list_has_what_every_replica_has() -> None:
     with replica("one", 200, b"1") as (one, _), replica("two", 200, b"2") as (two, _):
-        assert asyncio.run(ask_all(request(), [one, two])) == [b"1", b"2"]
+        assert await ask_all(request(), [one, two]) == [b"1", b"2"]
 
 
 @pytest.fixture
@@ -149,52 +150,46 @@ def test_a_lease_of_another_version_is_left_out(
     assert redis.client.smembers("tickrt:replicas") == {b"one", b"two"}
 
 
-def test_a_session_goes_where_the_smallest_share_is_taken() -> None:
+def test_where_a_session_and_a_generation_go() -> None:
+    """A session goes where the smallest share of the places is taken, a generation where it waits least."""
+    large, loading = replace(ONE, sessions=9, capacity=100), replace(ONE, state="loading")
+    draining, through_edge = replace(TWO, state="draining"), replace(TWO, url="")
     assert known(ONE, TWO).room_url() == TWO.url
-    large = replace(ONE, sessions=9, capacity=100)
     assert known(TWO, large).room_url() == large.url
-    assert known(ONE, replace(TWO, state="full")).room_url() == ONE.url
-    assert known(ONE, replace(TWO, url="")).room_url() == ONE.url
-    assert known(replace(ONE, sessions=10), replace(TWO, state="draining")).room_url() is None
-
-
-def test_the_shortest_wait_is_that_of_a_replica_that_takes_work() -> None:
+    for other in (replace(TWO, state="full"), through_edge):
+        assert known(ONE, other).room_url() == ONE.url
+    assert known(replace(ONE, sessions=10), draining).room_url() is None
+    assert known(ONE, TWO).queue_url(3.0) == ONE.url
+    assert known(ONE, TWO).queue_url(0.5) is None
+    assert known(loading, TWO).queue_url(3.0) == TWO.url
     full = replace(ONE, state="full", session_wait_s=30.0)
-    others = known(full, replace(full, queue_wait_s=0.25), replace(TWO, state="draining", queue_wait_s=0.0))
+    others = known(full, replace(full, queue_wait_s=0.25), replace(draining, queue_wait_s=0.0))
     assert (others.session_wait_s(), others.queue_wait_s()) == (30.0, 0.25)
     assert (known().session_wait_s(), known().queue_wait_s()) == (float("inf"), float("inf"))
 
 
-def test_an_edge_finds_room_at_replicas_without_a_url() -> None:
-    assert known(replace(ONE, url="")).edge_finds_room()
-    assert not known(TWO, replace(ONE, url="", state="full")).edge_finds_room()
+@pytest.mark.parametrize(
+    ("others", "finds_room", "finds_another"),
+    [
+        ((replace(ONE, url=""),), True, True),
+        ((TWO, replace(ONE, url="", state="full")), False, True),
+        ((TWO, replace(ONE, url="", state="draining")), False, False),
+    ],
+)
+def test_what_an_edge_finds_has_no_url(others: tuple[Lease, ...], finds_room: bool, finds_another: bool) -> None:
+    assert (known(*others).edge_finds_room(), known(*others).edge_finds_another()) == (finds_room, finds_another)
 
 
-def test_an_edge_finds_another_replica_without_a_url_that_takes_work() -> None:
-    assert known(replace(ONE, url="", state="full")).edge_finds_another()
-    assert not known(TWO, replace(ONE, url="", state="draining")).edge_finds_another()
-
-
-def test_a_generation_goes_where_it_waits_less() -> None:
-    assert known(ONE, TWO).queue_url(3.0) == ONE.url
-    assert known(ONE, TWO).queue_url(0.5) is None
-    assert known(replace(ONE, state="loading"), TWO).queue_url(3.0) == TWO.url
-
-
-def test_a_member_renews_its_lease_knows_the_others_and_gives_it_up(redis: RedisServer, leases: Leases) -> None:
-    async def live() -> list[Lease]:
-        member = Membership(Leases(redis.url), lambda: ONE, renew_s=0.01)
-        running = asyncio.create_task(member.run())
-        async with asyncio.timeout(30.0):
-            while member.others != [TWO]:
-                await asyncio.sleep(0.01)
-        seen = leases.all()
-        running.cancel()
-        await asyncio.wait([running])
-        return seen
-
+async def test_a_member_renews_its_lease_knows_the_others_and_gives_it_up(redis: RedisServer, leases: Leases) -> None:
     leases.renew(TWO)
-    assert asyncio.run(live()) == [ONE, TWO]
+    member = Membership(Leases(redis.url), lambda: ONE, renew_s=0.01)
+    running = asyncio.create_task(member.run())
+    async with asyncio.timeout(30.0):
+        while member.others != [TWO]:
+            await asyncio.sleep(0.01)
+    assert leases.all() == [ONE, TWO]
+    running.cancel()
+    await asyncio.wait([running])
     assert leases.all() == [TWO]
 
 

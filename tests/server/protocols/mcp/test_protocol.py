@@ -60,7 +60,7 @@ def test_wrong_arguments_are_named_up_to_a_limit() -> None:
 
 for _ in range(50):
     NESTED = [NESTED]
-WRONG: tuple[Any, ...] = (None, True, -1, 1e308, 10**30, "", "\0../../etc/passwd", "x" * 3000, [], [None], {}, NESTED)
+WRONG: tuple[Any, ...] = (None, -1, 1e308, "\0../../etc/passwd", "x" * 3000, [None], NESTED)
 
 
 def wrong_arguments(names: list[str], given: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_wrong_arguments_are_problems(served: Served, caplog: pytest.LogCaptureF
         return num_calls
 
     with caplog.at_level(logging.ERROR):
-        assert talk(served, steps, "legacy") > 300
+        assert talk(served, steps, "legacy") > 170
     assert [record.getMessage() for record in caplog.records] == []
 
 
