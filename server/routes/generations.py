@@ -114,6 +114,11 @@ class GenerationResponse(Response):
     Each one counts once in generations_started_total and once in generations_total, under its outcome.
     """
 
+    _job: GenerationJob | None = None  # from when its inputs are read
+    _has_started = False
+    _scope: Scope
+    _send: Send
+
     def __init__(
         self,
         service: Service,
@@ -130,7 +135,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises TickError and ProblemError as long as nothing has been sent."""
-        service = self._service
+        service, self._scope, self._send = self._service, scope, send
         with self._tally:
             self._tally.outcome = Outcome.REJECTED
             upload, self._upload = self._upload, Upload({})
@@ -139,33 +144,32 @@ class GenerationResponse(Response):
             self._tally.outcome = Outcome.INTERNAL_ERROR
             if request.is_streamed:
                 service.first_audio_tracker.add(request.id)
-            sender = _BodySender(request, permit, scope, send)
             try:
-                await self._run(sender, receive)
+                await self._run(request, permit, receive)
             finally:
                 service.first_audio_tracker.discard(request.id)
                 permit.release()
-                if sender.job is not None:
-                    sender.job.record_end(self._tally.outcome)
+                if self._job is not None:
+                    self._job.record_end(self._tally.outcome)
 
-    async def _run(self, sender: _BodySender, receive: Receive) -> None:
+    async def _run(self, request: CheckedRequest, permit: Permit, receive: Receive) -> None:
         """Send until the end, the client's disconnect or the server's abort."""
-        sending = asyncio.create_task(sender.run())
+        sending = asyncio.create_task(self._send_all(request, permit))
         disconnected = asyncio.create_task(wait_disconnected(receive))
-        aborted = asyncio.create_task(sender.permit.abort.wait())
+        aborted = asyncio.create_task(permit.abort.wait())
         self._tally.outcome = Outcome.DRAINED
         await first_completed({sending, disconnected, aborted})
         self._tally.outcome = Outcome.INTERNAL_ERROR
         if not sending.cancelled():
-            await self._conclude(sender, sending)
+            await self._conclude(sending)
         elif aborted.done() and not aborted.cancelled():
             self._tally.outcome = Outcome.DRAINED
-            await sender.end_early(draining())
+            await self._end_early(draining())
         else:
             self._tally.outcome = Outcome.CANCELLED
 
-    async def _conclude(self, sender: _BodySender, sending: asyncio.Task[None]) -> None:
-        """Set the outcome of a sender that ended by itself, and abort the response where it failed."""
+    async def _conclude(self, sending: asyncio.Task[None]) -> None:
+        """Set the outcome of what ended by itself, and abort the response where it failed."""
         try:
             sending.result()
             self._tally.outcome = Outcome.OK
@@ -173,61 +177,47 @@ class GenerationResponse(Response):
             self._tally.outcome = Outcome.EXPIRED
             self._service.metrics.stream_aborts.labels("send_timeout").inc()
             logger.warning("request %s: the client did not read in time, connection aborted", self._request_id)
-            await sender.abort(flush=False)
+            await self._abort(flush=False)
         except (TickError, ProblemError) as error:
             self._tally.outcome = outcome_of(error)
             level = logging.INFO if self._tally.outcome is Outcome.REJECTED else logging.WARNING
             logger.log(level, "request %s ended as %s: %s", self._request_id, self._tally.outcome, error.what)
-            await sender.end_early(error)
+            await self._end_early(error)
 
-
-class _BodySender:
-    """Sends the response of one request on its connection. job: from when its inputs are read."""
-
-    def __init__(self, request: CheckedRequest, permit: Permit, scope: Scope, send: Send) -> None:
-        self.permit = permit
-        self.job: GenerationJob | None = None
-        self.has_started = False
-        self._request, self._scope, self._send = request, scope, send
-        self._timeout_s = request.service.settings.send_timeout_s
-
-    async def run(self) -> None:
-        """Send the whole response. Raises TickError, ProblemError, ReaderStalledError."""
-        job = self.job = await GenerationJob.prepare(self._request, self.permit)
+    async def _send_all(self, request: CheckedRequest, permit: Permit) -> None:
+        """Raises TickError, ProblemError, ReaderStalledError."""
+        job = self._job = await GenerationJob.prepare(request, permit)
         async with aclosing(chunks(job)) as stream:
-            if not self._request.is_streamed:
-                await self._send_whole(job, [chunk async for chunk in stream])
+            if not request.is_streamed:
+                parts = [chunk async for chunk in stream]
+                await self._start(job, {"Content-Length": str(sum(len(part) for part in parts))})
+                while parts:
+                    await self._put_body(parts.pop(0), is_last=not parts)
+                    job.record_sent()
                 return
             async for chunk in stream:
-                if not self.has_started:
+                if not self._has_started:
                     await self._start(job, {})
                 await self._put_body(chunk, is_last=False)
                 job.record_sent()
         if job.generation.plan is not None:
-            job.read = await asyncio.to_thread(self._request.described, job.read)
-            self._request.service.cards.put(job.card(), self._request.client)
+            job.read = await asyncio.to_thread(request.described, job.read)
+            self._service.cards.put(job.card(), self._client)
         await self._put_body(b"", is_last=True)
 
-    async def end_early(self, error: TickError | ProblemError) -> None:
+    async def _end_early(self, error: TickError | ProblemError) -> None:
         """Raise `error` if nothing was sent yet, else abort the body so that the client sees it is incomplete."""
-        if not self.has_started:
+        if not self._has_started:
             raise error
-        await self.abort(flush=True)
+        await self._abort(flush=True)
 
-    async def abort(self, flush: bool) -> None:
-        """Abort the connection and let the server process it."""
+    async def _abort(self, flush: bool) -> None:
         abort_of(self._scope)(flush)
-        await asyncio.sleep(0)
-
-    async def _send_whole(self, job: GenerationJob, parts: list[bytes]) -> None:
-        await self._start(job, {"Content-Length": str(sum(len(part) for part in parts))})
-        while parts:
-            await self._put_body(parts.pop(0), is_last=not parts)
-            job.record_sent()
+        await asyncio.sleep(0)  # the server processes it
 
     async def _start(self, job: GenerationJob, more: dict[str, str]) -> None:
-        file_format, card = self._request.file_format, job.card()
-        self._request.service.cards.put(card, self._request.client)
+        file_format, card = job.request.file_format, job.card()
+        self._service.cards.put(card, self._client)
         headers = {
             "Content-Type": file_format.media_type,
             "Content-Disposition": f'inline; filename="{card.id}{file_format.suffix}"',
@@ -238,7 +228,7 @@ class _BodySender:
         }
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self._put({"type": "http.response.start", "status": 200, "headers": raw})
-        self.has_started = True
+        self._has_started = True
 
     async def _put_body(self, data: bytes, *, is_last: bool) -> None:
         """Send a part of the body; the client has the time limit for each SLICE_BYTES of it."""
@@ -250,7 +240,7 @@ class _BodySender:
 
     async def _put(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._service.settings.send_timeout_s):
                 await self._send(message)
         except TimeoutError:
             raise ReaderStalledError from None
