@@ -225,6 +225,13 @@ def refused_websocket(
     return response.status_code, document["code"]
 
 
+def handshake(headers: str = "", target: str = "/v1/live", host: str = "localhost") -> bytes:
+    """The bytes that open a WebSocket."""
+    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    return f"GET {target} HTTP/1.1\r\nhost: {host}\r\n{upgrade}{key}{headers}\r\n".encode()
+
+
 def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "POST", headers: str = "") -> bytes:
     """An HTTP/1.1 request as bytes."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

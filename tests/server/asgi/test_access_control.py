@@ -11,6 +11,7 @@ from helpers.http_harness import (
     GENERATIONS,
     Served,
     connected,
+    handshake,
     problem,
     raw_request,
     read_all,
@@ -26,10 +27,6 @@ from server.protocols.acestep import routes as acestep
 
 Serve = Callable[..., Served]
 KEY = "correct-horse"
-UPGRADE = (
-    b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +159,7 @@ def test_no_route_of_a_loopback_server_answers_to_a_foreign_host(serve: Serve) -
         for method, path in their_routes(served.app):
             assert client.request(method, path, headers=foreign).status_code == 403, path
     for request, status in (
-        (b"GET /v1/live HTTP/1.1\r\nhost: evil.example\r\n" + UPGRADE, b"403"),
+        (handshake(host="evil.example"), b"403"),
         (b"GET /health/live HTTP/1.0\r\n\r\n", b"200"),
     ):
         with connected(served) as connection:

@@ -22,6 +22,7 @@ from helpers.http_harness import (
     Served,
     connected,
     eventually,
+    handshake,
     open_websocket,
     raw_request,
     read_all,
@@ -67,12 +68,6 @@ def test_malformed_http_is_answered_with_a_problem(served: Served, data: bytes) 
     assert json.loads(body)["status"] in (400, 413, 415)
     with served.client() as client:
         assert client.get("/health/live").status_code == 200
-
-
-def handshake(headers: str = "", target: str = "/v1/live") -> bytes:
-    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-    return f"GET {target} HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}{headers}\r\n".encode()
 
 
 def receive_until(connection: socket.socket, end: bytes) -> bytes:

@@ -15,6 +15,7 @@ from helpers.http_harness import (
     Served,
     connected,
     eventually,
+    handshake,
     open_websocket,
     problem,
     read_all,
@@ -81,16 +82,11 @@ def served(serve: Serve) -> Callable[..., Served]:
     return start
 
 
-def handshake(path: str = ECHO) -> bytes:
-    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
-    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n{key}\r\n".encode()
-
-
 @contextmanager
 def raw_websocket(served: Served) -> Iterator[socket.socket]:
     """A socket after the handshake."""
     with connected(served) as connection:
-        connection.sendall(handshake())
+        connection.sendall(handshake(target=ECHO))
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 
@@ -295,7 +291,7 @@ def test_a_flood_of_small_frames_closes_with_1008(served: Callable[..., Served],
 
 def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(served: Callable[..., Served]) -> None:
     with connected(served()) as connection:
-        connection.sendall(handshake() + frame(TEXT, b"first") + frame(PING) + frame(TEXT, b"second"))
+        connection.sendall(handshake(target=ECHO) + frame(TEXT, b"first") + frame(PING) + frame(TEXT, b"second"))
         received = b""
         while b"second" not in received:
             received += connection.recv(65536)
@@ -309,7 +305,7 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
 ) -> None:
     server = served()
     with connected(server) as connection:
-        connection.sendall(handshake(path) + 5000 * frame(PING))
+        connection.sendall(handshake(target=path) + 5000 * frame(PING))
         answer = read_all(connection)
     assert answer[9:12] == status
     assert path != ECHO or close_code(answer) == 1008
