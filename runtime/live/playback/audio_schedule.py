@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from runtime.config.codec import Pcm
 from runtime.live.playback.canvas import Placement, Timeline
-from runtime.live.playback.played_notes import PlayedNotes
 from runtime.live.playback.playhead import LEAD_PER_DIP, Playhead
+from runtime.live.playback.told_notes import ToldNotes
 from runtime.live.protocol.actions import DecodeWindow, LiveModel
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import Applied, TrackedNotes
@@ -96,7 +96,7 @@ class AudioSchedule:
         timeline: Timeline,
         playhead: Playhead,
         epoch: int = 0,
-        notes: PlayedNotes | None = None,
+        notes: ToldNotes | None = None,
     ) -> None:
         self.epoch, self._notes = epoch, notes
         self.tick: int | None = None

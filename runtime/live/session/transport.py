@@ -16,7 +16,7 @@ from runtime.live.playback.audio_schedule import AudioSchedule
 from runtime.live.playback.bars import BarGrid, BarLines, following, next_line
 from runtime.live.playback.canvas import PlayedPart
 from runtime.live.playback.navigation import Navigation
-from runtime.live.playback.played_notes import PlayedNotes
+from runtime.live.playback.told_notes import ToldNotes
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import Action, DecodeWindow, End
 from runtime.live.protocol.messages import ClientMessage, SetClock
@@ -47,7 +47,7 @@ class Transport:
         self._timeline, self._playhead, self._controls = core.timeline, core.playhead, core.controls
         facts, played = core.model.notes, None
         if notes and facts is not None:
-            played = PlayedNotes(facts.spec, facts.silence, core.model.hop_samples, core.playhead)
+            played = ToldNotes(facts.spec, facts.silence, core.model.hop_samples, core.playhead)
         self.audio = AudioSchedule(core.model, core.timeline, core.playhead, epoch, played)
         self.lines = BarLines(core.model, core.timeline, self._grids)
         own_band = mode.own_band if isinstance(mode, LoopMode) else lambda canvas: None

@@ -11,8 +11,8 @@ from helpers.note_simulation import NOTED, SILENCE, SPEC, NoteSimulation, noted,
 
 from runtime.base.errors import NoNotesError
 from runtime.live.playback.note_stream import NoteStream
-from runtime.live.playback.played_notes import PlayedNotes
 from runtime.live.playback.playhead import Playhead, SessionClock
+from runtime.live.playback.told_notes import ToldNotes
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import DecodeWindow
 from runtime.live.protocol.frames import AudioChunk
@@ -77,7 +77,7 @@ def _sent() -> list[object]:
 def test_what_replaces_audio_late_does_not_strike_again_what_sounds_behind_it() -> None:
     levels = np.full((80, CHANNELS), SILENCE[0], np.float32)
     levels[30:70, 0] += SPEC.scale * 0.9 * 0.97 ** np.arange(40, dtype=np.float32)
-    played = PlayedNotes(SPEC, SILENCE, HOP, Playhead(SessionClock(0.0), RATE))
+    played = ToldNotes(SPEC, SILENCE, HOP, Playhead(SessionClock(0.0), RATE))
     stream = NoteStream()
 
     def tell(first: int, last: int, *, is_replacing: bool = False) -> None:

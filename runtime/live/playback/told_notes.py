@@ -10,7 +10,7 @@ from runtime.live.protocol.server_messages import LiveNote, TrackedNotes
 from runtime.music.tracker import FrameNote, NoteTracker
 
 
-class PlayedNotes:
+class ToldNotes:
     """Tracks notes over the play axis, chunk by chunk, as they are sent; what replaces audio replaces its notes.
 
     silence `[C]`. A frame belongs to the chunk that its first sample is in. Where audio was left out, the notes before
