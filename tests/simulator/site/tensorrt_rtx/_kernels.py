@@ -270,7 +270,7 @@ class ICudaEngine(_engine.ICudaEngine):
 class Runtime(_engine.Runtime):
     """Loads plans of TensorRT-RTX."""
 
-    _engine_kind = ICudaEngine
+    sim_engine_kind = ICudaEngine
     engine_header_size = 64
 
     def get_engine_validity(self, buffer: Any) -> tuple[EngineValidity, int]:
