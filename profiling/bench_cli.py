@@ -3,13 +3,10 @@ soon live sessions play what is asked of them; and all of these compared with an
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial, wraps
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,7 +21,6 @@ from profiling.bench.ablations import (
     print_adapters,
 )
 from profiling.bench.churn import churn_load, measure_churn, print_churn
-from profiling.bench.compare_runs import check_comparable, print_changes, read_result
 from profiling.bench.grids import (
     grid_workloads,
     measure_grid,
@@ -36,30 +32,31 @@ from profiling.bench.grids import (
 )
 from profiling.bench.live.result import plot_live, print_live
 from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
-from profiling.bench.live.script import Script
 from profiling.bench.planner import measure_first_audio, measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_bench
 from profiling.bench.steady_stream import Site
-from profiling.bench.workload import GUIDANCE, Workload, with_runtime, workload_of
-from profiling.output import JSON_HELP, check_folders, check_plot, open_console, write_json
+from profiling.bench.workload import GUIDANCE, Workload
+from profiling.bench_options import (
+    LoadOptions,
+    Result,
+    ResultOptions,
+    ScriptOptions,
+    SizeOptions,
+    Ticks,
+    Torch,
+    live_option,
+    on_target,
+    result_option,
+    with_groups,
+)
+from profiling.output import check_plot
 from runtime.base.errors import ConfigError
 from runtime.commands.command_line import CommandLine, Config, DefaultCommandGroup, Version, need_packages
 from runtime.commands.progress import waiting
-from runtime.commands.terminal import EXIT_OVER_LIMIT
 from runtime.config.deployment import Deployment, Target, load_deployment
-from runtime.live.protocol.messages import Mode
 
-# Options by sections of the help.
-workload_option, live_option, result_option = (
-    partial(typer.Option, rich_help_panel=title) for title in ("Workload", "Live sessions", "Result")
-)
 VARIED = ("variant", "guidance", "depth")
-Result = dict[str, Any]
-Ticks = Annotated[int, workload_option(min=1, help="Ticks to measure.")]
-Torch = Annotated[
-    str, typer.Option(help="A checkpoint in diffusers' layout, or \"published\": time PyTorch's decoder as well.")
-]
 
 
 class BenchCommands(DefaultCommandGroup):
@@ -75,139 +72,6 @@ class BenchCommands(DefaultCommandGroup):
 
 
 app = CommandLine(cls=BenchCommands)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeOptions:
-    """What a deployment is measured with: its target, and the size of generations."""
-
-    target: Annotated[Target | None, typer.Option(help="Target. Default: the deployment's own.")] = None
-    frames: Annotated[int, workload_option(min=0, help="Frames per generation; 0 is the bundle's canvas.")] = 0
-    steps: Annotated[int, workload_option(min=0, help="Steps per generation; 0 is the bundle's default.")] = 0
-
-    def opened(self, config: Path) -> Deployment:
-        """The deployment. Raises ConfigError."""
-        return on_target(config, self.target)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(SizeOptions):
-    """One workload."""
-
-    depth: Annotated[int, workload_option(min=1, max=64, help="Generations in flight.")] = 8
-    guidance: Annotated[
-        float | None,
-        workload_option(help="Guidance scale; 1 is off.  [default: 1, of ablations 3]", show_default=False),
-    ] = None
-    dcw: Annotated[bool, workload_option("--dcw", help="With the wavelet-domain correction.")] = False
-    features: Annotated[
-        str,
-        workload_option(help="More features of the step: rcfg,mask,target,sde,ab2,ode_noise,blend,gain,guidance,dcw."),
-    ] = ""
-    sessions: Annotated[
-        int, workload_option(min=0, max=64, help="Sessions; one of them changes a step parameter before every tick.")
-    ] = 0
-    two_pass: Annotated[bool, workload_option("--two-pass", help="Guidance in a second execute, not fused.")] = False
-
-    def opened(self, config: Path) -> Deployment:
-        """The deployment, with guidance fused or not. Raises ConfigError."""
-        deployment = super().opened(config)
-        return with_runtime(deployment, fused_guidance=False) if self.two_pass else deployment
-
-    def load(self, deployment: Deployment, usual_guidance: float = 1.0, **sizes: int) -> Workload:
-        """The workload, or the same with other depth, frames or steps. Raises ConfigError."""
-        wanted = {"depth": self.depth, "frames": self.frames, "steps": self.steps, **sizes}
-        return workload_of(
-            deployment,
-            **wanted,
-            guidance=usual_guidance if self.guidance is None else self.guidance,
-            dcw=self.dcw,
-            features=[name.strip() for name in self.features.split(",") if name.strip()],
-            sessions=self.sessions,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptOptions:
-    """What clients of live sessions do."""
-
-    minutes: Annotated[float, live_option(min=0.01, help="How long controls are changed.")] = 1.0
-    mode: Annotated[Mode, live_option(metavar="loop|extend", help="The mode of the sessions.")] = "loop"
-    interval: Annotated[float, live_option(min=0.1, help="Seconds between two controls of a session, on average.")] = (
-        2.0
-    )
-
-    @property
-    def script(self) -> Script:
-        """What each of them plays."""
-        return Script(self.mode, self.interval, 60.0 * self.minutes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultOptions:
-    """What becomes of a result."""
-
-    compare: Annotated[Path | None, result_option(help="Show the changes since a run saved with --json.")] = None
-    force: Annotated[bool, result_option("--force", help="Compare also with another machine, engine, shape.")] = False
-    json_path: Annotated[Path | None, result_option("--json", help=JSON_HELP)] = None
-    fail_over_budget: Annotated[
-        bool,
-        result_option(
-            "--fail-over-budget", "--fail-over-goal", help="Exit 1 over budget, or where a live goal is missed."
-        ),
-    ] = False
-
-    def report(
-        self, known: Mapping[str, Any], measure: Callable[[], Result], show: Callable[[Console, Result], None]
-    ) -> None:
-        """Measure, print, compare and save. known: the result's properties that are known before.
-
-        Raises ConfigError before anything is measured where its result cannot be compared or written, TickError.
-        """
-        console = open_console(self.json_path)
-        check_folders(self.json_path)
-        base = read_result(self.compare) if self.compare is not None else None
-        if base is not None and not self.force:
-            check_comparable(base, known)
-        result = measure()
-        if base is not None and not self.force:
-            check_comparable(base, result)
-        show(console, result)
-        if base is not None:
-            result["changes"] = print_changes(console, base, result)
-        if self.json_path is not None:
-            write_json(self.json_path, result)
-        if self.fail_over_budget and is_over_budget(result):
-            raise typer.Exit(EXIT_OVER_LIMIT)
-
-
-def is_over_budget(result: Mapping[str, Any]) -> bool:
-    """Whether a run, or a point of a grid or a sweep, is over its budget."""
-    return not all(point.get("within_budget", True) for point in (result, *result.get("points", ())))
-
-
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with an option for each field of those of its parameters that are dataclasses."""
-    hints = {name: kind for name, kind in get_type_hints(command, include_extras=True).items() if name != "return"}
-    defaults = {name: item.default for name, item in inspect.signature(command).parameters.items()}
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    for kind in groups.values():
-        hints |= get_type_hints(kind, include_extras=True)
-        defaults |= {each.name: each.default for each in fields(kind)}
-    options = {name: kind for name, kind in hints.items() if name not in groups}
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-        command(**given)
-
-    run.__annotations__ = options
-    run.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
-        for name, kind in options.items()
-    ])  # fmt: skip
-    return run
 
 
 @app.callback()
@@ -426,12 +290,6 @@ def cluster(
     deployment = load_deployment(config)
     shape = {"target": deployment.target, **run.shape_of_cluster(options.script, sessions)}
     output.report(shape, lambda: run.measure_cluster(deployment, options.script, sessions), run.print_cluster)
-
-
-def on_target(config: Path, target: Target | None) -> Deployment:
-    """A deployment on another target. Raises ConfigError."""
-    deployment = load_deployment(config)
-    return deployment.model_copy(update={"target": target or deployment.target})
 
 
 def known(kind: str, deployment: Deployment, load: Workload, varied: Sequence[str] = ()) -> Result:

@@ -38,6 +38,16 @@ MAX_SAMPLES = 200
 NO_DIFFERENCE = "no difference"
 # Intervals that reach further are not written out.
 MOST_PERCENT = 999
+# Verdict on a change that is the machine's doing.
+MACHINE = "machine"
+NEW, GONE = "new", "gone"
+# Verdicts on a figure that became lower, and higher.
+TIMES = ("faster", "slower")
+COLOURS = {"slower": "red", "faster": "green", MACHINE: "yellow"}
+MACHINE_NOTE = (
+    "machine: the same engine takes another time on the same machine. Its load or speed, the threads or a library "
+    "changed: compare ratios, not milliseconds."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +135,6 @@ def _log_variance(samples: Samples) -> float:
     picked = (starts[..., None] + np.arange(block)).reshape(NUM_RESAMPLES, num_rounds, -1)[..., :length]
     medians = np.median(samples[rounds, picked].reshape(NUM_RESAMPLES, -1), axis=1)
     return float(np.var(np.log(medians)))
-
-
-# Verdict on a change that is the machine's doing.
-MACHINE = "machine"
-NEW, GONE = "new", "gone"
-# Verdicts on a figure that became lower, and higher.
-TIMES = ("faster", "slower")
-COLOURS = {"slower": "red", "faster": "green", MACHINE: "yellow"}
-MACHINE_NOTE = (
-    "machine: the same engine takes another time on the same machine. Its load or speed, the threads or a library "
-    "changed: compare ratios, not milliseconds."
-)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,14 @@ from runtime.tick.loop.tick_loop import TickLoop
 # Condition tokens of a short and of a long prompt.
 TOKENS = (60, 160)
 MAX_LENGTHS = 3
+NUM_VERIFIED = 3
+QUEUE = 4096
+# The largest share of ticks that do not replay a graph, where ticks can be captured.
+MAX_NOT_REPLAYED = 0.05
+# A tick is slow that takes so many times the median of ticks with the same lengths and rows.
+SLOW = 2.0
+WAYS = ("replayed", "captured", "plain")
+Way = Literal["replayed", "captured", "plain"]
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,6 @@ def parse_loads(text: str) -> tuple[float, ...]:
         what = f"{text}: expected shares of all slots, above 0, up to 1"
         raise ConfigError(what, fix="tickrt-bench churn CONFIG 0.3,0.6,0.9")
     return loads
-
-
-NUM_VERIFIED = 3
-QUEUE = 4096
 
 
 @dataclass
@@ -218,14 +222,6 @@ def measure_churn(session: BenchSession, load: ChurnLoad, ticks: int) -> dict[st
     about = provenance(session.bundle, session.deployment, session.engines.decoder.manifest)
     shown = {"ticks": ticks, "graphs": session.deployment.runtime.captured_graphs, "churn_vs_alone": difference}
     return {"kind": "churn", **load.shape(), **shown, "points": points, **about}
-
-
-# The largest share of ticks that do not replay a graph, where ticks can be captured.
-MAX_NOT_REPLAYED = 0.05
-# A tick is slow that takes so many times the median of ticks with the same lengths and rows.
-SLOW = 2.0
-WAYS = ("replayed", "captured", "plain")
-Way = Literal["replayed", "captured", "plain"]
 
 
 def way_of(record: TickRecord) -> Way:

@@ -26,6 +26,8 @@ COMMON = (
     "bundle", "target", "commit", "switches", "threads", "engine_sha256", "versions", "machine", "variant", "guidance",
     "depth", "frames", "steps", "tokens", "sessions",
 )  # fmt: skip
+# Guidance and DCW of each row of the budgets.
+FEATURES = ((1.0, False), (GUIDANCE, False), (GUIDANCE, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,6 @@ def sweep_lines(result: Mapping[str, Any], over: str) -> dict[str, list[tuple[fl
         name: [(float(point[over]), float(point[key]["p50"])) for point in result["points"]]
         for name, key in (("tick", "tick_ms"), ("bare engine", "engine_ms"))
     }
-
-
-# Guidance and DCW of each row of the budgets.
-FEATURES = ((1.0, False), (GUIDANCE, False), (GUIDANCE, True))
 
 
 def grid_workloads(deployment: Deployment, frames: int, steps: int) -> list[Workload]:

@@ -39,6 +39,9 @@ PROMPT = 20
 RING_TOKENS = 20_000
 TEMPERATURE = 0.85
 PLAIN: Mapping[str, Any] = {"speculation": False, "planner_steps": 1}
+SECONDS = (10.0, 30.0)
+REPEATS = 7
+SONG = "house, 124 bpm"
 
 
 @dataclass
@@ -297,11 +300,6 @@ def print_planner(console: Console, result: Mapping[str, Any]) -> None:
         console.print(f"{text} without: {point['ratio']:.2f}x", highlight=False)
     resident = "" if result["resident_mib"] is None else f", {result['resident_mib']:.1f} MiB of RAM with its buffers"
     console.print(f"caches: {result['sequence_mib']:.1f} MiB per guided sequence{resident}", highlight=False)
-
-
-SECONDS = (10.0, 30.0)
-REPEATS = 7
-SONG = "house, 124 bpm"
 
 
 def measure_first_audio(

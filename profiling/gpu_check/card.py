@@ -36,6 +36,12 @@ PACKAGES = ("tickrt", "numpy", "tensorrt-cu13", "tensorrt-rtx", "cuda-python", "
 app = CommandLine(add_completion=False, cls=Group)
 Json = Annotated[Path, typer.Option("--json", help="Where the result is written.")]
 Of = Annotated[Target, typer.Option(help="Target.")]
+# Clients of each kind, and the seconds between two windows of one; those in the background never pause.
+KINDS = {Urgency.PLAYING: (4, 0.1), Urgency.BACKGROUND: (2, 0.0)}
+# A window that is played has so many seconds; one in the background as much as one execute takes.
+WINDOW_S, LEAD_S = 0.5, 1.0
+# Generations of the ticks beside which are compared with the same ones alone.
+COMPARED = 2
 
 
 @app.command()
@@ -107,14 +113,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-# Clients of each kind, and the seconds between two windows of one; those in the background never pause.
-KINDS = {Urgency.PLAYING: (4, 0.1), Urgency.BACKGROUND: (2, 0.0)}
-# A window that is played has so many seconds; one in the background as much as one execute takes.
-WINDOW_S, LEAD_S = 0.5, 1.0
-# Generations of the ticks beside which are compared with the same ones alone.
-COMPARED = 2
 
 
 def measure_decodes(pipeline: Pipeline, seconds: float) -> dict[str, Any]:

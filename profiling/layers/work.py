@@ -28,6 +28,19 @@ FLOATS = frozenset({"BFLOAT16", "BF16", "FP16", "HALF", "FP32", "FLOAT", "FP8", 
 # ONNX Runtime's names of element types, where they differ from ONNX's.
 RUNTIME_NAMES = {"bool": "BOOL", "string": "STRING"}
 PACKED_BYTES = {TensorProto.INT4: 0.5, TensorProto.UINT4: 0.5, TensorProto.FLOAT4E2M1: 0.5}
+Bound = Literal["compute", "memory"]
+# Operations counted per input element, by kind, for operators that are not matrix products; a convention.
+PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
+# Why a layer may be faster than a ceiling.
+EXCEEDED = (
+    "above 100 %: the ceilings are those of a copy in main memory and of one large matrix product; data that stays in a"
+    " cache moves faster, and 8-bit products compute faster"
+)
+# Operators that move no memory, and operators that read as much as they write.
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
+PICKS = frozenset({"Gather", "Slice", "GatherND", "GatherElements"})
+# ONNX Runtime's fused operators -> the operators whose work they do.
+FUSED = {"FusedMatMul": "MatMul", "FusedGemm": "Gemm", "FusedConv": "Conv", "TransposeMatMul": "MatMul"}
 
 
 def layer_works(nodes: Sequence[NodeTimes], origins: Origins, inputs: Mapping[str, Shape]) -> list[LayerWork | None]:
@@ -180,22 +193,6 @@ def float_bytes(facts: Mapping[str, Any]) -> float:
     tensors = (*facts.get("Inputs", ()), *facts.get("Outputs", ()))
     types = (_width(tensor) for tensor in tensors if isinstance(tensor, dict))
     return next((DATATYPES[name] for name in types if name in FLOATS), FLOAT_BYTES)
-
-
-Bound = Literal["compute", "memory"]
-
-# Operations counted per input element, by kind, for operators that are not matrix products; a convention.
-PER_INPUT: Mapping[str, int] = {"norm": 5, "attention": 5, "reduction": 1}
-# Why a layer may be faster than a ceiling.
-EXCEEDED = (
-    "above 100 %: the ceilings are those of a copy in main memory and of one large matrix product; data that stays in a"
-    " cache moves faster, and 8-bit products compute faster"
-)
-# Operators that move no memory, and operators that read as much as they write.
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Shape", "Size", "Identity"})
-PICKS = frozenset({"Gather", "Slice", "GatherND", "GatherElements"})
-# ONNX Runtime's fused operators -> the operators whose work they do.
-FUSED = {"FusedMatMul": "MatMul", "FusedGemm": "Gemm", "FusedConv": "Conv", "TransposeMatMul": "MatMul"}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from runtime.tick.loop.record import Event, slice_event, trace_document
 SCHEMA = 1
 EXTRA_KEY = "tickrt"
 ROUND_SAMPLES = 8
+BLOCK = "block"
+LAYERS, BLOCKS, EXECUTES = 1, 2, 3
+THREADS = {EXECUTES: "executes", BLOCKS: "blocks", LAYERS: "layers"}
 
 
 def profile_records(profile: Profile) -> list[dict[str, Any]]:
@@ -149,11 +152,6 @@ def not_a_profile(path: Path) -> Iterator[None]:
     except (FileError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as error:
         what = f"{path} is not a profile of tickrt-profile --json or trtexec --exportProfile: {error}"
         raise ConfigError(what, fix="tickrt-profile CONFIG --json FILE writes one") from error
-
-
-BLOCK = "block"
-LAYERS, BLOCKS, EXECUTES = 1, 2, 3
-THREADS = {EXECUTES: "executes", BLOCKS: "blocks", LAYERS: "layers"}
 
 
 def trace(profile: Profile) -> Event:

@@ -25,6 +25,27 @@ from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster
 REPLICAS = 2
 DIRECT, EDGE, OPUS = "direct", "edge", "edge, opus"
 FAILOVER_WEIGHT_S = 120.0
+LISTENERS = (10, 1_000, 10_000)
+# How much of a replica, or of an edge's cores, is planned for; the rest is for what comes in bursts.
+PLANNED_SHARE = 0.7
+# Replicas beside those that are needed, so that the sessions of one that fails have a place.
+SPARE_REPLICAS = 1
+LATENCIES = {"get_ms": "GET, ms", "ping_ms": "ping of a session, ms", "audio_ms": "a control and its audio, ms"}
+# Figure -> label, factor, digits.
+FIGURES = {
+    "edge_cores": ("HAProxy, % of a core", 100.0, 1),
+    "kbit_per_s_per_session": ("audio, kbit/s by session", 1.0, 0),
+    "store_bytes_per_s_per_session": ("to Redis, bytes/s by session", 1.0, 0),
+    "server_cpu": ("a replica, cores", 1.0, 2),
+    "ticks_share": ("ticks of a replica, % of time", 100.0, 0),
+    "underruns": ("underruns", 1.0, 0),
+}
+LOSSES = {"noticed_ms": "connection lost", "resumed_ms": "resumed", "gap_ms": "silence"}
+NEEDS = {
+    "listeners": "listeners", "replicas": "replicas", "edge_cores": "HAProxy, cores",
+    "audio_mbit_per_s": "audio, Mbit/s", "store_mb_per_s": "to Redis, MB/s",
+}  # fmt: skip
+BUSY = "Sessions had underruns: the machine was too busy for these figures. Take fewer --sessions, or a quiet machine."
 
 
 def shape_of_cluster(script: Script, sessions: int) -> dict[str, Any]:
@@ -77,13 +98,6 @@ def capacity_of(transport: Mapping[str, Mapping[str, Any]], sessions: int, cores
     return {name: cost.as_json() for name, cost in costs.items()}
 
 
-LISTENERS = (10, 1_000, 10_000)
-# How much of a replica, or of an edge's cores, is planned for; the rest is for what comes in bursts.
-PLANNED_SHARE = 0.7
-# Replicas beside those that are needed, so that the sessions of one that fails have a place.
-SPARE_REPLICAS = 1
-
-
 @dataclass(frozen=True)
 class SessionCost:
     """What one live session takes.
@@ -127,26 +141,6 @@ class SessionCost:
         """The cost, and what LISTENERS need."""
         points = [self.needs(listeners) for listeners in LISTENERS]
         return {**asdict(self), "listeners_per_replica": self.listeners_per_replica, "points": points}
-
-
-LATENCIES = {"get_ms": "GET, ms", "ping_ms": "ping of a session, ms", "audio_ms": "a control and its audio, ms"}
-# Figure -> label, factor, digits.
-FIGURES = {
-    "edge_cores": ("HAProxy, % of a core", 100.0, 1),
-    "kbit_per_s_per_session": ("audio, kbit/s by session", 1.0, 0),
-    "store_bytes_per_s_per_session": ("to Redis, bytes/s by session", 1.0, 0),
-    "server_cpu": ("a replica, cores", 1.0, 2),
-    "ticks_share": ("ticks of a replica, % of time", 100.0, 0),
-    "underruns": ("underruns", 1.0, 0),
-}
-LOSSES = {"noticed_ms": "connection lost", "resumed_ms": "resumed", "gap_ms": "silence"}
-NEEDS = {
-    "listeners": "listeners", "replicas": "replicas", "edge_cores": "HAProxy, cores",
-    "audio_mbit_per_s": "audio, Mbit/s", "store_mb_per_s": "to Redis, MB/s",
-}  # fmt: skip
-
-
-BUSY = "Sessions had underruns: the machine was too busy for these figures. Take fewer --sessions, or a quiet machine."
 
 
 def print_cluster(console: Console, result: Mapping[str, Any]) -> None:

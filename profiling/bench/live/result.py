@@ -28,6 +28,8 @@ CPU_GOALS: Mapping[int, Mapping[str, float]] = {
     8: {STEP_FIRST: 300.0, GENERATION_FULL: 600.0},
 }
 GPU_GOALS: Mapping[int, Mapping[str, float]] = {8: {STEP_FIRST: 60.0, GENERATION_FULL: 300.0}}
+Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
+LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}
 
 
 def goals_of(target: Target, sessions: int) -> dict[str, float]:
@@ -111,10 +113,6 @@ def _lead_s(runs: Sequence[ClientRun]) -> dict[str, float]:
     """The clients' buffered audio: the smallest, and the median of the smallest between two reports."""
     leads_s = [lead_s for run in runs for lead_s in run.client.worst_leads_s] or [0.0]
     return {"min": round(min(leads_s), 4), "p50": round(float(np.median(leads_s)), 4)}
-
-
-Cells = Callable[[Mapping[str, Any], str, str], list[float | None]]
-LABELS = {"step_parameter": "step parameter", "generation_parameter": "generation parameter"}
 
 
 def print_live(console: Console, result: Mapping[str, Any]) -> None:

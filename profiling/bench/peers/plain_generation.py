@@ -27,6 +27,7 @@ from runtime.requests.timesteps import noise, schedule
 
 TINY = 1e-12
 F32 = NDArray[np.float32]
+DTYPES: Final = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
 
 
 def can_run_plainly(bundle: Bundle) -> bool:
@@ -122,9 +123,6 @@ def guided(positive: F32, negative: F32, momentum: F32, scale: float, spec: Guid
         difference = difference - (1.0 - spec.parallel) * (difference * unit).sum(axis=axes, keepdims=True) * unit
     v = positive + (scale - 1.0) * difference
     return v * (1.0 + spec.rescale * (size(positive) / size(v) - 1.0)), momentum
-
-
-DTYPES: Final = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
 
 
 class OnnxRuntimeGraph:

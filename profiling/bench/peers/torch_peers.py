@@ -22,6 +22,7 @@ from runtime.base.errors import ConfigError, EngineError
 
 PUBLISHED = "published"
 WARM_UP_RUNS = 3
+Output = Literal["latent", "np"]
 
 
 class TorchDecoder:
@@ -118,9 +119,6 @@ def _model(source: str, layers: int | None) -> Any:
             return AceStepTransformer1DModel.from_pretrained(folder)
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise ConfigError(f"no ACE-Step transformer in {folder}: {error}", fix="--torch published") from error
-
-
-Output = Literal["latent", "np"]
 
 
 class DiffusersPipeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,16 +127,12 @@ def test_engines_beside_the_tick_are_profiled_by_the_bundles_graphs(name: str, b
     assert path.is_file()
 
 
-@pytest.fixture(params=[SIMULATED[0], SIMULATED_RTX], ids=str)
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """The simulated GPU."""
-    return request.param
-
-
 DETAILED = '[build]\nstep_variants = []\nverbosity = "detailed"\n'
 
 
-@pytest.mark.parametrize("verbosity", ["detailed", "layer_names"])
+@pytest.mark.parametrize(
+    ("verbosity", "backend"), [("detailed", SIMULATED[0]), ("layer_names", SIMULATED_RTX)], ids=str
+)
 def test_a_simulated_gpu_s_profile_adds_up(verbosity: str, built: Built, backend: Backend) -> None:
     # "layer_names" is the default: other tests have these engines too.
     shared = verbosity == "layer_names"
