@@ -1,4 +1,6 @@
-"""The decode graph: windows that join, also hours into a stream; tuning, instruments, stereo, vibrato, drums."""
+"""The codec: its decoder, features, partials, drums and voices."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
@@ -7,13 +9,45 @@ import onnxruntime as ort
 import pytest
 
 from configs.demo.recipe.codec.decoder import DECODE_MARGIN_FRAMES, build_decoder
-from configs.demo.recipe.codec.partials import PHASE_STEPS
+from configs.demo.recipe.codec.features import (
+    BAND_EDGES_HZ,
+    BLOCK_SAMPLES,
+    DECIMATION,
+    KERNEL_PITCHES,
+    NUM_BANDS,
+    NUM_FEATURES,
+    band_sums,
+    block_transform,
+    decimator,
+    feature_octaves,
+    kernel_frequencies_hz,
+    kernel_positions,
+    kernel_windows,
+)
+from configs.demo.recipe.codec.partials import (
+    ENSEMBLE_FRAMES,
+    PHASE_STEPS,
+    SOUNDS,
+    layer_partials,
+    pitch_cycles,
+)
+from configs.demo.recipe.codec.percussion import (
+    DRUM_FRAMES,
+    KITS,
+    STRIKE_FRAMES,
+    band_noise,
+    drum_hits,
+    strikes,
+    take_shares,
+)
+from configs.demo.recipe.codec.voices import BAR_RATIOS, VOICES, amplitudes, voice_of
 from configs.demo.recipe.corpus.rendering import render
 from configs.demo.recipe.corpus.songs import draw_song
-from configs.demo.recipe.instruments import INSTRUMENTS, TIMBRE_CHANNELS, timbre_levels
+from configs.demo.recipe.instruments import INSTRUMENTS, REGISTERS, TIMBRE_CHANNELS, timbre_levels
 from configs.demo.recipe.latents import (
     CHANNELS,
     FIRST_PITCH,
+    FRAME_RATE_HZ,
     HAT,
     HOP_SAMPLES,
     KICK,
@@ -204,3 +238,204 @@ def test_the_kit_is_chosen_by_its_channel(decoder: ort.InferenceSession) -> None
         audio.append(decode(decoder, levels)[0])
     similarity = np.corrcoef(audio)[~np.eye(4, dtype=bool)]
     assert similarity.max() < 0.9
+
+
+@pytest.mark.parametrize("index", [0, 24, 60, len(KERNEL_PITCHES) - 1])
+def test_a_sine_gives_one_on_its_semitone(index: int) -> None:
+    seconds, frequencies_hz = kernel_positions(), kernel_frequencies_hz()
+    sine = np.cos(2 * np.pi * frequencies_hz[index] * seconds + 0.7)
+    kernels = kernel_windows() * np.exp(-2j * np.pi * frequencies_hz[:, None] * seconds)
+    magnitudes = np.abs(kernels @ sine)
+    assert magnitudes[index] == pytest.approx(1.0, rel=0.02)
+    assert magnitudes.argmax() == index
+    assert magnitudes[np.abs(np.arange(len(magnitudes)) - index) > 6].max() < 0.03
+
+
+def test_the_decimator_keeps_the_kernels_and_stops_aliases() -> None:
+    gain = np.abs(np.fft.rfft(decimator(), SAMPLE_RATE_HZ))  # one bin per Hz
+    assert gain[50] == pytest.approx(1.0, rel=0.01)
+    assert gain[int(kernel_frequencies_hz()[-1])] > 0.9
+    assert gain[SAMPLE_RATE_HZ // DECIMATION - int(kernel_frequencies_hz()[-1]) :].max() < 0.01
+
+
+def test_bands_hold_the_energy_of_their_sines() -> None:
+    samples = np.arange(BLOCK_SAMPLES) / SAMPLE_RATE_HZ
+    centres = np.sqrt(np.array(BAND_EDGES_HZ[1:]) * np.array(BAND_EDGES_HZ[:-1]))
+    for band in range(2, NUM_BANDS):
+        spectrum = np.sin(2 * np.pi * centres[band] * samples) @ block_transform()
+        energies = spectrum**2 @ band_sums()
+        assert energies.argmax() == band
+        assert energies[band] > 0.9 * energies.sum()
+
+
+def test_octaves_are_those_of_the_features() -> None:
+    octaves = feature_octaves()
+    assert len(octaves) == NUM_FEATURES
+    assert octaves[12] - octaves[0] == pytest.approx(1.0)
+
+
+LAYERS = sorted(SOUNDS)
+
+
+@pytest.mark.parametrize("pitch", [36, 57, 69, 87])
+def test_pitches_are_in_equal_temperament(pitch: int) -> None:
+    frequency_hz = pitch_cycles(pitch) * FRAME_RATE_HZ / PHASE_STEPS
+    assert frequency_hz == pytest.approx(440.0 * 2 ** ((pitch - 69) / 12), abs=1e-3)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_partials_are_harmonics_or_modes_of_a_bar(layer: str) -> None:
+    partials = layer_partials(layer)
+    pitch = np.array([pitch_cycles(REGISTERS[layer][0] + int(index)) for index in partials.pitch_index])
+    ratios = partials.cycles / pitch
+    harmonic = np.abs(ratios - np.round(ratios)) < 1e-6
+    bar = np.abs(ratios[:, None] - BAR_RATIOS).min(axis=1) < 1e-4
+    assert (harmonic | bar).all()
+    assert bar.any() == ("bells" in INSTRUMENTS[layer])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_no_partial_reaches_half_its_layers_rate(layer: str) -> None:
+    partials, sound = layer_partials(layer), SOUNDS[layer]
+    highest_hz = partials.cycles.max() * FRAME_RATE_HZ / PHASE_STEPS
+    assert highest_hz < sound.highest_hz < 0.45 * sound.hop_samples * FRAME_RATE_HZ
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_instrument_plays_every_pitch(layer: str) -> None:
+    partials = layer_partials(layer)
+    low, high = REGISTERS[layer]
+    for gains in partials.soft + partials.loud:
+        power = np.bincount(partials.pitch_index, gains**2)
+        assert len(power) == high + 1 - low
+        assert (power > 1e-4).all()
+
+
+def test_detuned_copies_repeat_and_beat_slowly() -> None:
+    copies = layer_partials("pad").copies
+    assert copies.shape[1] == ENSEMBLE_FRAMES
+    steps = np.abs(np.diff(copies, axis=1, append=copies[:, :1]))
+    largest = 3 * 0.55 * 2 * np.pi * 4.5 / FRAME_RATE_HZ  # three copies of 0.55 at 4.5 Hz at most
+    assert steps.max() < largest
+    assert np.abs(np.abs(copies).mean() - 0.55 * np.sqrt(3)) < 0.15
+
+
+def test_bass_is_in_the_middle_and_pads_are_wide() -> None:
+    left, right = layer_partials("bass").direct
+    np.testing.assert_array_equal(left, right)
+    left, right = layer_partials("pad").direct
+    assert np.abs(np.angle(left / right)).max() > 0.3
+
+
+def share_above(sound: FloatArray, frequency_hz: float) -> float:
+    power = np.abs(np.fft.rfft(sound.mean(axis=0))) ** 2
+    return float(power[np.fft.rfftfreq(sound.shape[1], 1 / SAMPLE_RATE_HZ) > frequency_hz].sum() / power.sum())
+
+
+def test_hits_start_and_end_in_silence() -> None:
+    hits = drum_hits()
+    assert hits.shape == (2, len(INSTRUMENTS["drums"]), 3, 2, DRUM_FRAMES * HOP_SAMPLES)
+    assert np.abs(hits[..., 0]).max() < 1e-3
+    assert np.abs(hits[..., -1]).max() < 1e-6
+    peaks = np.abs(hits).max(axis=(3, 4))
+    np.testing.assert_allclose(peaks, 2 * [[KITS[name].peaks for name in INSTRUMENTS["drums"]]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kit", range(4))
+def test_a_kick_is_low_and_a_hat_is_high(kit: int) -> None:
+    kick, snare, hat = drum_hits()[0, kit]
+    assert share_above(kick, 400.0) < 0.15
+    assert share_above(kick, 150.0) > 0.001  # small speakers have something of it
+    assert share_above(snare, 1000.0) > 0.3
+    assert share_above(hat, 3000.0) > 0.95
+
+
+def test_hits_ring_in_a_room_wider_than_the_hit() -> None:
+    left, right = drum_hits()[0, 0, 1]
+    early, late = slice(0, HOP_SAMPLES), slice(3 * HOP_SAMPLES, 7 * HOP_SAMPLES)
+    assert np.sqrt(np.mean(left[late] ** 2)) > 1e-4
+    assert np.corrcoef(left[late], right[late])[0, 1] < np.corrcoef(left[early], right[early])[0, 1]
+
+
+def test_kits_differ() -> None:
+    hits = drum_hits()[0].reshape(4, -1)
+    similarity = np.corrcoef(hits)[~np.eye(4, dtype=bool)]
+    assert similarity.max() < 0.9
+
+
+def test_takes_share_their_tone_and_differ_in_their_noise() -> None:
+    first, second = drum_hits()[:, 0, :, 0]
+    kick, snare, hat = (np.corrcoef(one, other)[0, 1] for one, other in zip(first, second, strict=True))
+    assert kick > 0.9
+    assert abs(hat) < snare < 0.9
+    np.testing.assert_allclose(take_shares().sum(axis=1), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["bass", "pad", "arp", "melody"])
+def test_strikes_are_short_and_softer_than_notes(layer: str) -> None:
+    sounds = strikes(layer)
+    assert sounds.shape == (len(INSTRUMENTS[layer]), 2, STRIKE_FRAMES * HOP_SAMPLES)
+    assert np.abs(sounds).max() < 0.1
+    assert np.abs(sounds[..., -1]).max() < 1e-6
+
+
+def test_noise_has_its_band() -> None:
+    noise = band_noise(np.random.default_rng(0), 48_000, 1000.0, 2000.0)
+    spectrum = np.abs(np.fft.rfft(noise[0])) ** 2
+    assert spectrum[800:2600].sum() > 0.98 * spectrum.sum()
+    assert np.abs(noise).max() == pytest.approx(1.0)
+
+
+HARMONICS = np.arange(1.0, 17.0)
+
+
+def centroid_hz(instrument: str, level: float, pitch_hz: float = 220.0) -> float:
+    frequencies_hz = HARMONICS * pitch_hz
+    soft, loud = amplitudes(VOICES[instrument], 1.0, HARMONICS, frequencies_hz)
+    power = (soft + level * loud) ** 2
+    return float((power * frequencies_hz).sum() / power.sum())
+
+
+def test_every_instrument_has_a_voice_and_each_voice_an_instrument() -> None:
+    pairs = [(layer, name) for layer, names in INSTRUMENTS.items() if layer != "drums" for name in names]
+    assert {name for _, name in pairs} == set(VOICES)
+    assert all(voice_of(layer, name) for layer, name in pairs)
+
+
+def test_bars_have_the_modes_of_a_free_bar() -> None:
+    # Euler and Bernoulli: cos(x) cosh(x) = 1, frequency as x squared.
+    x = np.linspace(4.0, 15.0, 1_100_001)
+    values = np.cos(x) - 1.0 / np.cosh(x)
+    roots = x[np.flatnonzero(np.diff(np.sign(values)))]
+    np.testing.assert_allclose(roots[1:4] ** 2 / roots[0] ** 2, BAR_RATIOS, atol=1e-3)
+
+
+@pytest.mark.parametrize("instrument", sorted(VOICES))
+def test_voices_are_equally_loud(instrument: str) -> None:
+    pitch_hz = 440.0
+    ratios = np.array([*HARMONICS, *BAR_RATIOS])
+    soft, loud = amplitudes(VOICES[instrument], 0.5, ratios, ratios * pitch_hz)
+    assert (soft >= 0).all()
+    assert (loud >= 0).all()
+    amplitude = np.sqrt(np.sum((soft + loud) ** 2))
+    assert 0.3 < amplitude < 0.6
+
+
+@pytest.mark.parametrize("instrument", ["piano", "guitar", "electric bass", "trumpet", "harp"])
+def test_soft_notes_are_darker(instrument: str) -> None:
+    assert centroid_hz(instrument, 0.2) < 0.97 * centroid_hz(instrument, 1.0)
+
+
+def test_an_organ_is_as_bright_at_any_level() -> None:
+    assert centroid_hz("organ", 0.2) == pytest.approx(centroid_hz("organ", 1.0), rel=0.01)
+
+
+def test_a_whistle_is_darker_than_a_flute_and_a_flute_than_a_violin() -> None:
+    whistle, flute, violin = (centroid_hz(name, 1.0, 880.0) for name in ("whistle", "flute", "violin"))
+    assert whistle < flute < violin
+
+
+def test_a_string_plucked_at_a_fifth_lacks_its_fifth_harmonic() -> None:
+    soft, loud = amplitudes(VOICES["guitar"], 1.0, HARMONICS, HARMONICS * 200.0)
+    full = soft + loud
+    assert full[4] < 0.3 * min(full[3], full[5])
