@@ -160,6 +160,9 @@ def test_the_cache_is_bounded(open_files: OpenFiles) -> None:
     assert not sources.are_cached(ids[0], ids[4], None)
     sources.remove(ids[0])
     assert not sources.are_cached(ids[0])
+    small = store_of(open_files(), 10_000, cache_bytes=1)
+    first, last = (small.add(bytes([n]) * 40)[0].id for n in (8, 9))
+    assert (small.are_cached(first), small.are_cached(last)) == (False, True)
 
 
 def test_sources_are_so_many_at_most_and_one_that_is_gone_already_is_not_counted(
