@@ -71,10 +71,15 @@ def test_the_host_waits_only_for_a_tick_before_the_one_it_launched(loops: Loops,
     assert (machine.counters - before)["host_waits"] == 10
 
 
-def test_one_tick_in_flight_waits_for_itself(loops: Loops, built: Built, backend: Backend) -> None:
+@pytest.mark.parametrize("most", [1, 2])
+def test_so_many_ticks_are_in_flight_as_may_be(most: int, loops: Loops, built: Built, backend: Backend) -> None:
+    """What a tick measured is shown once the device has run it: where one may be in flight, by that tick itself."""
     deployment = resized(built(max_rows=16, backend=backend), 4, 8)
-    loop = loops(with_runtime(deployment, ticks_in_flight=1))
-    inbox = run_all(loop, make("a", **GUIDED))
+    loop, inbox, shown = loops(with_runtime(deployment, ticks_in_flight=most)), Inbox(), list[TickRecord]()
+    loop.observers.append(shown.append)
+    loop.submit(make("a", **GUIDED), inbox)
+    behind = [number - len(shown) for number, _ in enumerate(iter(loop.tick, None), 1)]
+    assert behind == [most - 1] * 4
     np.testing.assert_array_equal(inbox.latents("a"), run_all(loops(), make("a", **GUIDED)).latents("a"))
 
 
