@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from runtime.requests.request import GenerationRequest
 from runtime.tick.language.sequence import SequenceRequest
 from runtime.tick.loop.events import Cancelled, Event, Progress
 from runtime.tick.loop.registry import Registry
-from runtime.tick.loop.shared import Cancel, LoopState, Rehearse, Snapshot, Stop, Submit, Swap
+from runtime.tick.loop.shared import Answers, Cancel, LoopState, Rehearse, Snapshot, Stop, Submit, Swap
 
 CheckedRegistry = lock_checked(Registry, "_sessions")
 
@@ -190,3 +191,20 @@ def test_generations_and_messages_that_are_left_end_with_an_error(fatal: TickErr
     assert (state.registry.outcomes[outcome], len(state.registry), state.inbox.drain()) == (1, 0, [])
     with pytest.raises(expected):
         state.registry.enter(make("late"), inbox)
+
+
+@pytest.mark.parametrize("error", [EngineError("refused"), EngineDeadError("the GPU has failed")])
+def test_an_error_is_that_of_its_answer_alone_unless_no_tick_can_run_any_more(error: TickError) -> None:
+    def answer(message: Snapshot) -> str:
+        if message.request_id == "bad":
+            raise error
+        return message.request_id
+
+    answers, replies = Answers[Snapshot](answer), [Future[Any]() for _ in range(2)]
+    for name, reply in zip(("bad", "good"), replies, strict=True):
+        answers.add(Snapshot(name, reply))
+    is_fatal = isinstance(error, EngineDeadError)
+    with pytest.raises(EngineDeadError) if is_fatal else nullcontext():
+        answers.give()
+    assert replies[0].exception(0) is error
+    assert (replies[1].done(), len(answers.waiting)) == (not is_fatal, int(is_fatal))
