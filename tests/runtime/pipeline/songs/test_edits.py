@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.songs import GRID, SPEC, items, sections
 
 from runtime.base.errors import RequestError
 from runtime.music.sections import Song
-from runtime.pipeline.songs.edits import code_at, continued, cut, section_at, with_codes, with_items
+from runtime.pipeline.songs.edits import code_at, continued, cut, kept, section_at, with_codes, with_items
 
 PLAN = sections("verse 2", "chorus 1", "verse 4", made=60)
 
@@ -76,3 +78,13 @@ def test_a_section_is_cut_where_a_bar_begins(frame: int, bars: int) -> None:
     assert (shorter.bars, shorter.end_frame) == (bars, 50 * bars)
     assert shorter.codes == PLAN[0].codes[: 50 * bars // 3]
     assert len(PLAN[0].codes) == 33
+
+
+def test_the_last_sections_and_what_may_be_recalled_are_kept() -> None:
+    """The first of a kind is; what is long past, of a kind that came before, is not."""
+    plan = sections(*["verse 2", "chorus 2", *["verse 2"] * 12])
+    assert [each.index for each in kept(plan, plan[-1], plan[-1].end_frame)] == [0, 1, *range(6, 14)]
+    assert [each.index for each in kept(plan, plan[-1], plan[2].start_frame)] == [0, 1, *range(2, 14)]
+    other = Song((8, 13), (), GRID.at(96, 3))
+    (newest,) = with_items(SPEC, other, items("break 1"), [])
+    assert kept(plan, replace(newest, index=14), plan[-1].end_frame) == plan[7:]
