@@ -520,3 +520,23 @@ def test_notes_have_their_envelopes_over_the_seam(frames: Sequence[int], expecte
     assert loop.generations.finish(job.id, SILENCE + 2 * levels)
     made = (loop.timeline.canvas.rows(expected) - SILENCE)[:, 1] / 2
     np.testing.assert_allclose(made, 0.8 * level_curve(PLUCKED, len(expected) + 1)[:-1], atol=1e-5)
+
+
+def test_a_write_does_not_hide_a_change_that_no_generation_has() -> None:
+    loop = Loop()
+    loop.at(0.0).generate()
+    loop.at(0.1).controls.change({"shift": 2.0}, 1)
+    assert loop.at(0.1).write(2, 3, [1]) == []
+    assert loop.at(0.2).generations.wanted_s() is not None
+
+
+def test_a_generation_whose_step_controls_went_and_came_back_has_not_what_holds_now() -> None:
+    loop = Loop()
+    loop.at(0.0).generations.start("s")
+    for now_s, guidance in ((0.1, 5.0), (0.2, 3.0)):
+        loop.at(now_s).controls.change({"guidance": guidance}, round(10 * now_s))
+        loop.at(now_s).flights.update()
+    loop.at(0.3).generations.start("s")
+    loop.at(0.3).controls.change({"guidance": 3.0}, 3)
+    loop.at(0.3).generations.settle()
+    assert [running.basis.full_seq for running in loop.flights.running] == [0, 3]
