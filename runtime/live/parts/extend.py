@@ -71,18 +71,18 @@ class ExtendMode:
         return (Reset, *([] if self.song is None else [SetPlan]), *([] if self.notes is None else [PlayNotes]))
 
     def handle(self, message: Reset | SetPlan | PlayNotes) -> None:
-        """Raises RequestError; then nothing has changed."""
-        if isinstance(message, Reset):
-            self._reset()
-        elif isinstance(message, SetPlan):
+        """After a reset, what is generated next is played from its beginning, as soon as it is there.
+
+        Raises RequestError; then nothing has changed.
+        """
+        if isinstance(message, SetPlan):
             assert self.song is not None
             self.song.edit(message)
-        else:
+            return
+        if isinstance(message, PlayNotes):
             assert self.notes is not None
             self.notes.play(message)
-
-    def _reset(self) -> None:
-        """What is generated next is played from its beginning, as soon as it is there."""
+            return
         self._core.outbox += [CancelJob(job_id) for job_id in self._flights.clear()]
         self._flights.latest = self.context_frame = self.cut.stale_frame = None
         self._begun = self._references.first_bars = None
