@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,6 @@ from runtime.base.errors import ConfigError, RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.pipeline.content_cache import ContentCache
 from runtime.requests.options import GenerationOptions
 from runtime.requests.segments import Segment
 from runtime.requests.tasks import task_of
@@ -141,3 +142,27 @@ def parse_codes(codes: str | Sequence[int], num_codes: int) -> list[int]:
         if not 0 <= number < num_codes:
             raise RequestError(f"code {index} is {number}, the model has 0 to {num_codes - 1}", field="codes")
     return numbers
+
+
+T = TypeVar("T")
+
+
+class ContentCache(Generic[T]):
+    """Keeps the `entries` results used last. Any thread may call it; one result is made at a time."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._found: OrderedDict[Hashable, T] = OrderedDict()
+        # Held while a result is made: other callers wait until it is there, also for other keys.
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of a key; what `make` returns where there is none. What it raises is not kept."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+            made = self._found[key] = make()
+            if len(self._found) > self._entries:
+                self._found.popitem(last=False)
+            return made

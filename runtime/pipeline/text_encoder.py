@@ -23,8 +23,8 @@ from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.pipeline.content_cache import ContentCache
 from runtime.pipeline.songs.course import WORDS as COURSE_WORDS
+from runtime.pipeline.structure import ContentCache
 from runtime.pipeline.timbre import TimbreEncoder
 from runtime.requests.prompt_words import WORD, PromptWords, with_corrections
 

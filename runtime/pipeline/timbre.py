@@ -14,7 +14,7 @@ from runtime.base.errors import ConfigError, EngineError, RequestError
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import REFERENCE_PARTS
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.pipeline.content_cache import ContentCache
+from runtime.pipeline.structure import ContentCache
 
 Array = NDArray[np.float32]
 CACHE_ENTRIES = 64

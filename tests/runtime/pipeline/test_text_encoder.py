@@ -20,7 +20,7 @@ from engine_build.graphs.graph_writer import GraphWriter
 from runtime.base.errors import ConfigError, EngineError, RequestError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.devices.device import Level
-from runtime.pipeline.content_cache import ContentCache
+from runtime.pipeline.structure import ContentCache
 from runtime.pipeline.text_encoder import (
     MAX_NEAR_WORDS,
     MAX_VOCABULARY,
