@@ -300,7 +300,7 @@ def draw_weights(bundle: Path, least_elements: int = LEAST_ELEMENTS) -> list[dic
     """
     done = bundle / "weights.json"
     if done.is_file():
-        return list(json.loads(done.read_bytes()))
+        return list(json.loads(plain_utf8(done.read_bytes())))
     found = [_draw_file(bundle, name, tensors) for name, tensors in sorted(_tensors(bundle, least_elements).items())]
     write_whole(done, iter([json.dumps(found, indent=1).encode()]))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
 import stat
@@ -15,10 +14,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from runtime.base.errors import ConfigError, FileError, StoreUnavailableError, native_call
+from runtime.base.errors import ConfigError, FileError, StoreUnavailableError
 
 # Names that begin with a point are hidden from people: ._x, .DS_Store, .git, .cache, .ipynb_checkpoints, .x.icloud.
 # Then locks of Office, backups of editors, downloads that are not complete; folders' own files and waste.
@@ -60,7 +56,6 @@ def user_folder(find: Callable[[], Path], fix: str) -> Path:
 
 
 MAX_JSON_BYTES = 16 * 2**20
-MAX_ARRAY_BYTES = 2**30
 # A pipe that nothing writes to would be waited for.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -142,19 +137,6 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     if size > limit_bytes:
         raise FileError(f"{path!s:.200} has {size} bytes, at most {limit_bytes} are read")
     return data
-
-
-def read_matrix(path: Path) -> NDArray[np.float32]:
-    """float32 `[rows, columns]` of a .npy file. Raises FileError where the file cannot be read, or is none of these."""
-    data, what = read_file(path, MAX_ARRAY_BYTES), f"{path!s:.200} does not hold float32 [rows, columns]"
-    fix = "numpy.save(FILE, array)"
-    if not data.startswith(np.lib.format.MAGIC_PREFIX):
-        raise FileError(f"{what}: it is no .npy file", fix=fix)
-    with native_call(f"{what}: its header", fix=fix, kind=FileError):
-        array: NDArray[np.float32] = np.load(io.BytesIO(data), allow_pickle=False)
-    if array.dtype != np.float32 or array.ndim != 2:
-        raise FileError(f"{what}: it has {array.dtype} {list(array.shape)}", fix=fix)
-    return array
 
 
 @contextmanager

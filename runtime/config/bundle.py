@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from runtime.base.errors import ConfigError, FileError
-from runtime.base.files import read_matrix
 from runtime.base.untrusted import plain_utf8
 from runtime.config.codec import CodecSpec, StructureSpec
-from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders
+from runtime.config.conditions import TextEncoderSpec, TextGraphSpec, TimbreSpec, placeholders, read_matrix
 from runtime.config.decoder import AdapterSpec, ContextSpec, DecoderSpec, LatentSpec
 from runtime.config.explain import TomlTable, read_toml, validated
 from runtime.config.notes import NotesSpec, StemsSpec

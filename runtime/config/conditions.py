@@ -5,12 +5,18 @@ Placeholders of a template are names of public options, and {prompt} and {second
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from runtime.base.errors import FileError, native_call
+from runtime.base.files import read_file
 from runtime.config.explain import FileName, TomlTable
 
 Task = Literal["text2music", "cover", "repaint", "extract", "lego", "complete"]
@@ -22,6 +28,7 @@ PATTERN = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
 # What a placeholder stands for where a text is made without it.
 DEFAULTS: Mapping[str, Any] = {"lyrics": "", "language": "en", "task": "text2music"}
 REFERENCE_PARTS = 3
+MAX_ARRAY_BYTES = 2**30
 
 
 def placeholders(template: str) -> frozenset[str]:
@@ -201,3 +208,16 @@ class TimbreSpec(TomlTable):
     frames: int = Field(ge=REFERENCE_PARTS, multiple_of=REFERENCE_PARTS)
     inputs: TimbreInputs
     outputs: TimbreOutputs
+
+
+def read_matrix(path: Path) -> NDArray[np.float32]:
+    """float32 `[rows, columns]` of a .npy file. Raises FileError where the file cannot be read, or is none of these."""
+    data, what = read_file(path, MAX_ARRAY_BYTES), f"{path!s:.200} does not hold float32 [rows, columns]"
+    fix = "numpy.save(FILE, array)"
+    if not data.startswith(np.lib.format.MAGIC_PREFIX):
+        raise FileError(f"{what}: it is no .npy file", fix=fix)
+    with native_call(f"{what}: its header", fix=fix, kind=FileError):
+        array: NDArray[np.float32] = np.load(io.BytesIO(data), allow_pickle=False)
+    if array.dtype != np.float32 or array.ndim != 2:
+        raise FileError(f"{what}: it has {array.dtype} {list(array.shape)}", fix=fix)
+    return array

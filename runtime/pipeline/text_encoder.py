@@ -18,10 +18,9 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordLevel
 
 from runtime.base.errors import ConfigError, EngineError, FileError, RequestError, native_call
-from runtime.base.files import read_matrix
 from runtime.base.untrusted import plain_utf8
 from runtime.config.bundle import Bundle
-from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled
+from runtime.config.conditions import DEFAULTS, TextGraphSpec, filled, read_matrix
 from runtime.engines.engine import RunnableGraph, run_once
 from runtime.pipeline.songs.course import WORDS as COURSE_WORDS
 from runtime.pipeline.structure import ContentCache

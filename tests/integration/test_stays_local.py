@@ -20,7 +20,7 @@ pytestmark = pytest.mark.shipped
 SERVE = """
 import os, signal, sys, threading, urllib.request
 from server.app import create_app
-from server.cli import run
+from server.cli import serve_deployment
 import server.cli
 
 def request(url, settings, bundle):
@@ -32,7 +32,7 @@ def request(url, settings, bundle):
     threading.Thread(target=post).start()
 
 server.cli.print_ready = request
-sys.exit(run(server.cli.Path(sys.argv[1]), port=0))
+sys.exit(serve_deployment(server.cli.Path(sys.argv[1]), port=0))
 """
 BUILD = "import sys; from engine_build.cli import main; main()"
 GENERATE = "import sys; from runtime.commands.generate import main; main()"

@@ -31,7 +31,7 @@ DATA, TOLD = DAMAGED["cut flac"][0], re.compile(r"at least 0\.\d\d s of the audi
 MIDI = odd_midi.HEAD + odd_midi.chunk(b"MTrk", odd_midi.notes(40) + odd_midi.notes(43)[:2])
 MIDI_TOLD = re.compile(r"of the MIDI file what follows is left out where track 1")
 READERS = (
-    r"_?read_source|read_timbre|read_notes|notes_of_midi|store_source|sources\.(?:add|data|latents|read)|self\.sources|"
+    r"_?read_source|read_timbre|read_notes|notes_of_midi|(?<!pieces\.)store_source|sources\.(?:add|data|latents|read)|self\.sources|"
     r"inputs\.(?:read|file)"
 )
 READS = re.compile(rf"(?<!def )(?<!\w)(?:{READERS})[(,]")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import operator
 import os
 import re
@@ -13,14 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import pytest
 import typer
 from helpers.factories import tiny_deployment
 from helpers.left_behind import FILES, FOLDERS, leave_behind
 from helpers.paths import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
 from platformdirs import user_music_path
 
 from runtime.audio.formats import complete_file
@@ -33,7 +29,6 @@ from runtime.base.files import (
     own_entries,
     plain_name,
     read_file,
-    read_matrix,
     read_stored,
     set_aside,
     user_folder,
@@ -213,54 +208,6 @@ def test_what_is_no_file_is_said_at_once(tmp_path: Path, pipe: Path) -> None:
         for read in (check_file, lambda path: read_file(path, 4)):
             with pytest.raises(FileError, match=f"cannot be read: .*{cause}"):
                 read(path)
-
-
-def npy(array: object) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(array), allow_pickle=True)
-    return buffer.getvalue()
-
-
-ARRAY = np.arange(32, dtype=np.float32).reshape(4, 8)
-NPY = npy(ARRAY)
-CLAIMS = [b"(4, 99999999999999999999999)", b"(4000000000000, 8)", b"(-4, 8)", b"(True, 8)", b"4", b"((((", b"(04, 8)"]
-
-
-@pytest.fixture(scope="module")
-def array_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("arrays") / "a.npy"
-
-
-def test_an_array_is_read_as_it_was_saved(array_file: Path) -> None:
-    for array in (ARRAY, np.asfortranarray(ARRAY)):
-        array_file.write_bytes(npy(array))
-        np.testing.assert_array_equal(read_matrix(array_file), ARRAY)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(NPY.replace(b"(4, 8)", claim) for claim in CLAIMS), b"", NPY[:-1], NPY[:9], NPY.replace(b"<f4", b"<f8"),
-        npy(ARRAY[0]), npy([object()]), b"PK\x03\x04" + bytes(60), b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
-    ],
-)  # fmt: skip
-def test_what_is_no_array_is_said(data: bytes, array_file: Path) -> None:
-    array_file.write_bytes(data)
-    with pytest.raises(FileError, match="does not hold float32"):
-        read_matrix(array_file)
-
-
-PIECES = st.binary(max_size=40) | st.text("(){}[]',:\\n0", max_size=40).map(str.encode)
-
-
-@given(st.integers(0, 127), st.integers(0, 12), PIECES)
-def test_a_damaged_array_is_read_or_an_error(array_file: Path, at: int, length: int, inserted: bytes) -> None:
-    array_file.write_bytes(NPY[:at] + inserted + NPY[at + length :])
-    try:
-        matrix = read_matrix(array_file)
-    except FileError:
-        return
-    assert matrix.ndim == 2
 
 
 def test_a_missing_file_is_none_and_one_that_cannot_be_read_is_an_error_for_now(tmp_path: Path) -> None:

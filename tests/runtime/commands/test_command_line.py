@@ -24,6 +24,7 @@ from engine_build import cli as build
 from engine_build.export import __main__ as export
 from engine_build.reports import precision_cost
 from profiling import bench_cli as bench
+from profiling import bench_options
 from profiling import profile_cli as profile
 from runtime.base.errors import BuildError, ConfigError, EngineNotBuiltError, FileError, NonFiniteError, TickError
 from runtime.commands import generate as generate
@@ -41,6 +42,12 @@ CALLS: dict[Any, list[str]] = {
     export: ["acestep", "--out", "a"],
     recipe: ["train"],
 }
+
+
+def first_call(module: Any) -> tuple[Any, str]:
+    """What a command calls first: the module, and the function's name in it."""
+    name = "load_deployment" if CALLS[module][0] == "demo" else "need_packages"
+    return bench_options if module is bench else module, name
 
 
 def invoke(module: Any, *arguments: object) -> Result:
@@ -69,7 +76,7 @@ def test_every_command_has_one_status_per_kind_of_error(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "load_deployment" if CALLS[module][0] == "demo" else "need_packages", fail)
+    monkeypatch.setattr(*first_call(module), fail)
     result = invoke(module, *CALLS[module])
     assert result.exit_code == status
     assert result.stderr.startswith(message)
@@ -82,7 +89,7 @@ def test_sigterm_is_an_interrupt_in_every_command(module: Any, monkeypatch: pyte
     def terminate(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(module, "load_deployment" if CALLS[module][0] == "demo" else "need_packages", terminate)
+    monkeypatch.setattr(*first_call(module), terminate)
     result = invoke(module, *CALLS[module])
     assert result.exit_code == 130
     assert result.stderr.startswith("error: interrupted")

@@ -1,16 +1,20 @@
-"""Templates of the bundle: the texts of ACE-Step's pipeline, and what a template may contain."""
+"""Templates of the bundle: the texts of ACE-Step's pipeline, and what a template may contain; arrays beside it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.factories import tiny_bundle
 from helpers.paths import TESTS
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, FileError
 from runtime.config.bundle import load_bundle
-from runtime.config.conditions import DEFAULTS, TextEncoderSpec, filled, placeholders
+from runtime.config.conditions import DEFAULTS, TextEncoderSpec, filled, placeholders, read_matrix
 
 # Written by the pipeline itself; tests/engine_build/export/acestep/test_text_encoder.py compares it again.
 STORED = json.loads((TESTS / "data" / "acestep_texts.json").read_text(encoding="utf-8"))
@@ -110,3 +114,51 @@ def test_wrong_names_of_meanings_are_refused(tmp_path: Path, content: str | None
         file.write_text(content)
     with pytest.raises(ConfigError, match=says):
         load_bundle(tmp_path)
+
+
+def npy(array: object) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(array), allow_pickle=True)
+    return buffer.getvalue()
+
+
+ARRAY = np.arange(32, dtype=np.float32).reshape(4, 8)
+NPY = npy(ARRAY)
+CLAIMS = [b"(4, 99999999999999999999999)", b"(4000000000000, 8)", b"(-4, 8)", b"(True, 8)", b"4", b"((((", b"(04, 8)"]
+
+
+@pytest.fixture(scope="module")
+def array_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("arrays") / "a.npy"
+
+
+def test_an_array_is_read_as_it_was_saved(array_file: Path) -> None:
+    for array in (ARRAY, np.asfortranarray(ARRAY)):
+        array_file.write_bytes(npy(array))
+        np.testing.assert_array_equal(read_matrix(array_file), ARRAY)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(NPY.replace(b"(4, 8)", claim) for claim in CLAIMS), b"", NPY[:-1], NPY[:9], NPY.replace(b"<f4", b"<f8"),
+        npy(ARRAY[0]), npy([object()]), b"PK\x03\x04" + bytes(60), b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
+    ],
+)  # fmt: skip
+def test_what_is_no_array_is_said(data: bytes, array_file: Path) -> None:
+    array_file.write_bytes(data)
+    with pytest.raises(FileError, match="does not hold float32"):
+        read_matrix(array_file)
+
+
+PIECES = st.binary(max_size=40) | st.text("(){}[]',:\\n0", max_size=40).map(str.encode)
+
+
+@given(st.integers(0, 127), st.integers(0, 12), PIECES)
+def test_a_damaged_array_is_read_or_an_error(array_file: Path, at: int, length: int, inserted: bytes) -> None:
+    array_file.write_bytes(NPY[:at] + inserted + NPY[at + length :])
+    try:
+        matrix = read_matrix(array_file)
+    except FileError:
+        return
+    assert matrix.ndim == 2

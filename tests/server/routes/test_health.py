@@ -184,7 +184,7 @@ def test_a_dead_thread_of_live_sessions_ends_the_process(serve: Serve, monkeypat
     host = served.service.host
     assert host is not None
     assert not_live(served.service) is None
-    monkeypatch.setattr(host, "_grant_slots", panic)
+    monkeypatch.setattr(host.loop, "timeout_s", panic)
     client = Client()
     host.open(Open(), client)
     eventually(lambda: served.server.exit_code == EXIT_ENGINE)
