@@ -111,10 +111,6 @@ def main() -> None:
     app(prog_name="python -m profiling.gpu_check.card")
 
 
-if __name__ == "__main__":
-    main()
-
-
 def measure_decodes(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     """Milliseconds from the request of a window to its audio, by urgency, without ticks and beside full batches.
 
@@ -190,3 +186,7 @@ def _generated(pipeline: Pipeline, seeds: Any) -> dict[int, Latents]:
     given = {"prompt": "", "seconds": pipeline.lengths.canvas_frames / pipeline.bundle.latents.frame_rate_hz}
     wanted = {str(seed): LongGeneration(pipeline, parse_options({**given, "seed": seed})) for seed in seeds}
     return {int(name): latents for name, latents in all_latents(pipeline, wanted).items()}
+
+
+if __name__ == "__main__":
+    main()
