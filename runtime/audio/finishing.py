@@ -107,7 +107,7 @@ MAX_LINEAR, MAX_BEND = 1.01, float(np.abs(_rest.cumsum(axis=1).cumsum(axis=1)).s
 Gain = NDArray[np.float64]
 
 
-class Span(NamedTuple):
+class LevelSpan(NamedTuple):
     """Samples from `start` to before `end`; how much louder than all of them together the first and the last are."""
 
     start: int
@@ -133,7 +133,7 @@ class Finisher:
         target_lufs: float = TARGET_LUFS,
         fade_out_s: float = FADE_OUT_S,
         silent_s: float = 0.0,
-        spans: Sequence[Span] = (),
+        spans: Sequence[LevelSpan] = (),
     ) -> None:
         self._rate, self._total_samples, self._target_lufs = sample_rate_hz, total_samples, target_lufs
         self._fade_out_s, self._silent_s = fade_out_s, silent_s
@@ -175,7 +175,7 @@ class Finisher:
         now_db = float(np.interp(start, *np.array(self._level).T))
         self._level = [*(point for point in self._level if point[0] < start), (start, now_db), (start + ramp, level_db)]
 
-    def _shape_of(self, spans: Sequence[Span]) -> NDArray[np.float64]:
+    def _shape_of(self, spans: Sequence[LevelSpan]) -> NDArray[np.float64]:
         """Positions and levels in dB `[2, n]`, between which the level is linear; in the mean of all it is 0."""
         if not spans:
             return np.zeros((2, 1))

@@ -11,7 +11,7 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from queue import SimpleQueue
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.audio.finishing import TARGET_LUFS, Finisher, Span
+from runtime.audio.finishing import TARGET_LUFS, Finisher, LevelSpan
 from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import CROSSFADE_S, AudioDecoder, AudioSplicer, surrounding_loudness
 from runtime.base.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
 from runtime.config.codec import Latents, Pcm
 from runtime.config.notes import NotesSpec
-from runtime.music.note_levels import phrases_of
+from runtime.music.note_levels import Phrase, phrases_of
 from runtime.music.part_moods import NO_MOODS
 from runtime.music.score import Score
 from runtime.music.tracker import score_of
@@ -94,34 +94,21 @@ class LongGeneration:
         self.done_frames = 0
         self._inputs, self._part_frames = inputs, list[int]()
         self._tail = np.empty((0, bundle.latents.channels), np.float32)
-        self.ending = self._planned_ending()
+        has_tonic = self.plan is not None and bool(self.plan.tonic_chord)
+        self.ending = ending_of(options, inputs, self._planned, self._total_s, bundle, has_tonic=has_tonic)
         keeps_source = inputs.source is not None and not is_cover(options, inputs.source)
         is_asked = inputs.condition is None and not keeps_source
         moods = prompts.moods(options, self.seed, self.total_frames) if is_asked else NO_MOODS
         self._notes: PlayedNotes | None = None
         if bundle.notes is not None:
-            last = self._last_notes(bundle.notes)
+            end_frame = int(self._total_s * bundle.latents.frame_rate_hz)
+            last = last_notes(self.ending, self.plan, inputs.phrases, bundle.notes, bundle.silence(1)[0], end_frame)
             self._notes = PlayedNotes(bundle.notes, bundle, options, inputs, self.plan, self.total_frames, moods, last)
 
     @property
     def _total_s(self) -> float:
         codec, rate_hz = self._pipeline.bundle.codec, self._pipeline.bundle.latents.frame_rate_hz
         return self.total_frames / rate_hz if codec is None else self.total_samples / codec.sample_rate_hz
-
-    def _planned_ending(self) -> Ending:
-        """Raises RequestError for an ending that it cannot have."""
-        has_tonic = self.plan is not None and bool(self.plan.tonic_chord)
-        bundle, planned = self._pipeline.bundle, self._planned
-        return ending_of(self.options, self._inputs, planned, self._total_s, bundle, has_tonic=has_tonic)
-
-    def _last_notes(self, spec: NotesSpec) -> LastNotes | None:
-        """The notes that it ends with; None where it ends otherwise."""
-        if (first := self.ending.ring_frame) is None or self.plan is None:
-            return None
-        bundle = self._pipeline.bundle
-        end = int(self._total_s * bundle.latents.frame_rate_hz)
-        kept = frozenset(phrase.layer for phrase in self._inputs.phrases if phrase.end_frame > first)
-        return LastNotes(spec, bundle.silence(1)[0], self.plan.tonic_chord, first, end, kept)
 
     @property
     def _planned(self) -> dict[str, Any]:
@@ -239,7 +226,7 @@ class LongGeneration:
                 fade_out_s=self.ending.fade_s,
                 silent_s=self.ending.silent_s,
                 spans=[
-                    Span(start * hop, end * hop, *levels)
+                    LevelSpan(start * hop, end * hop, *levels)
                     for start, end, *levels in (() if self.plan is None else self.plan.levels)
                 ],
             )
@@ -434,3 +421,18 @@ def _latents_of(event: Event) -> Latents | None:
         case Cancelled(request_id=request_id):
             raise GenerationCancelledError(f"generation {request_id} was cancelled")
     return None
+
+
+def last_notes(
+    ending: Ending,
+    plan: AnyPlan | None,
+    phrases: Sequence[Phrase],
+    spec: NotesSpec,
+    silence: NDArray[np.float32],
+    end_frame: int,
+) -> LastNotes | None:
+    """The notes that music of `end_frame` frames ends with; None where it ends otherwise. silence: `[C]`."""
+    if (first := ending.ring_frame) is None or plan is None:
+        return None
+    kept = frozenset(phrase.layer for phrase in phrases if phrase.end_frame > first)
+    return LastNotes(spec, silence, plan.tonic_chord, first, end_frame, kept)

@@ -28,7 +28,7 @@ BASS_SIXTEENTHS = 8
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenPhrase:
     """A phrase in canvas frames. is_exact: it is written into what is generated. is_waiting: its bar may get more."""
 
     phrase: Phrase
@@ -51,7 +51,7 @@ class GivenNotes:
 
     def __init__(self, facts: NoteFacts, frame_rate_hz: float) -> None:
         self._facts, self._rate_hz = facts, frame_rate_hz
-        self._given: list[Given] = []
+        self._given: list[GivenPhrase] = []
         self._held: list[Held] = []
 
     @property
@@ -81,7 +81,7 @@ class GivenNotes:
         for name in dict.fromkeys(note.layer for note in notes):
             those = tuple(note for note in notes if note.layer == name)
             start, end = min(note.start_frame for note in those), max(note.end_frame for note in those)
-            self._given.append(Given(Phrase(name, start, end, those), is_exact))
+            self._given.append(GivenPhrase(Phrase(name, start, end, those), is_exact))
         return min(note.start_frame for note in notes)
 
     def echo(self, note: FrameNote, bar: Bar, *, is_exact: bool, is_waiting: bool = True) -> None:
@@ -103,7 +103,7 @@ class GivenNotes:
             is_new = is_new and not is_same
             before |= dict.fromkeys(other for other in phrase.notes if other.start_frame < start < other.end_frame)
         if is_new:
-            given = Given(Phrase(layer, start, end, (*before, note)), is_exact, is_waiting)
+            given = GivenPhrase(Phrase(layer, start, end, (*before, note)), is_exact, is_waiting)
             later = (index for index, each in enumerate(self._given) if each.phrase.start_frame > start)
             self._given.insert(next(later, len(self._given)), given)
 
@@ -150,12 +150,12 @@ class GivenNotes:
         moved = [(each.phrase.moved(-start), each.is_exact) for each in those]
         return tuple(phrase for phrase, _ in moved), tuple(phrase for phrase, is_exact in moved if is_exact)
 
-    def _held_in(self, start: int, end: int, bars: Iterable[Bar]) -> Iterable[Given]:
+    def _held_in(self, start: int, end: int, bars: Iterable[Bar]) -> Iterable[GivenPhrase]:
         for bar in bars:
             if bar.start < end and bar.end > start:
                 held = next((each for each in reversed(self._held) if each.from_frame <= round(bar.start)), None)
                 if held is not None and held.pitches:
-                    yield from (Given(phrase, held.is_exact) for phrase in self._chord(held, bar))
+                    yield from (GivenPhrase(phrase, held.is_exact) for phrase in self._chord(held, bar))
 
     def _chord(self, held: Held, bar: Bar) -> list[Phrase]:
         """What is held in one bar. Raises RequestError where the model has no layer for it."""
@@ -196,7 +196,7 @@ class GivenNotes:
         for layer, start, end, is_exact, is_waiting, notes in stored.given:
             known = tuple(FrameNote(layer, *note) for note in notes if note[0] in keys.get(layer, ()))
             if layer in keys:
-                self._given.append(Given(Phrase(layer, start, end, known), is_exact, is_waiting))
+                self._given.append(GivenPhrase(Phrase(layer, start, end, known), is_exact, is_waiting))
         for from_frame, pitches, velocity, chord_layer, is_exact in stored.held:
             held = Held(from_frame, tuple(pitches), velocity, chord_layer, is_exact)
             with suppress(RequestError):

@@ -16,8 +16,8 @@ from runtime.tick.scheduling.scheduler import Scheduler
 from runtime.tick.scheduling.slot import Slot, Submission
 
 
-class Generations:
-    """Moves them between the scheduler and their runners, and tells their listeners. The tick thread alone.
+class Admitted:
+    """Moves generations and sequences between the scheduler and their runners, and tells their listeners. One thread.
 
     frozen, resumed: the ids of those that lost their slot, or have one again, since the last tick.
     """

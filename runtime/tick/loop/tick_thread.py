@@ -20,7 +20,7 @@ from runtime.tick.denoise.runner import DenoiseRunner
 from runtime.tick.language.runner import LanguageRunner
 from runtime.tick.language.sequence import SequenceWork
 from runtime.tick.loop.events import Cancelled, Failed
-from runtime.tick.loop.generations import Generations
+from runtime.tick.loop.generations import Admitted
 from runtime.tick.loop.in_flight import InFlight, TicksInFlight
 from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.shared import (
@@ -60,7 +60,7 @@ class TickThread:
         self._runners: tuple[Runner[Any], ...] = (*filter(None, [self._language]), self._denoise)
         own = {} if self._language is None else {self._language: context.runtime.planner_sequences}
         self.scheduler = Scheduler(context.runtime.depth, own, shares_ticks=context.device.kind != "cpu")
-        self._generations = Generations(self.scheduler, shared.registry)
+        self._generations = Admitted(self.scheduler, shared.registry)
         most = context.runtime.ticks_in_flight
         self._in_flight = TicksInFlight(self._stream, shared, self.clock, most, self._generations.quarantine)
         self._snapshots = Answers[Snapshot](self._generations.snapshot)

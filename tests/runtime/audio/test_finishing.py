@@ -19,7 +19,7 @@ from runtime.audio.finishing import (
     SMOOTHING,
     TAPS,
     Finisher,
-    Span,
+    LevelSpan,
     block_energies,
     block_samples,
     limited_gain,
@@ -211,9 +211,9 @@ def test_parts_get_the_gain_of_their_sum() -> None:
 
 
 SPANS = (
-    Span(0, 4 * RATE_HZ, -6.0, -6.0),
-    Span(4 * RATE_HZ, 8 * RATE_HZ, -9.0, 0.0),
-    Span(8 * RATE_HZ, 12 * RATE_HZ, 0.0, 0.0),
+    LevelSpan(0, 4 * RATE_HZ, -6.0, -6.0),
+    LevelSpan(4 * RATE_HZ, 8 * RATE_HZ, -9.0, 0.0),
+    LevelSpan(8 * RATE_HZ, 12 * RATE_HZ, 0.0, 0.0),
 )
 
 
