@@ -1,1 +1,1 @@
-"""Notes: read out of latents, and written as MIDI."""
+"""Music as values: notes of latents and MIDI, tempo, bars, sections."""

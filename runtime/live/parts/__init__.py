@@ -1,1 +1,1 @@
-"""What clients turn: the controls, their values by time, ramps and prompts."""
+"""What a session is made of: controls by time, generations in loops and without an end, songs, given notes."""

@@ -1,1 +1,1 @@
-"""The shapes of the live protocol that messages.py puts together."""
+"""The live protocol: messages of clients and of servers, binary frames; and the actions of a session."""
