@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -352,11 +352,17 @@ def running(code: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            family = [int(pid) for pid, _ in watchdog._family(process.pid)]
-            process.kill()
-            for pid in family:
-                with suppress(ProcessLookupError):  # one child after the other ends by itself
-                    os.kill(pid, signal.SIGKILL)
+            family: list[int] = []
+            while new := {process.pid, *(int(pid) for pid, _ in watchdog._family(process.pid))}.difference(family):
+                _send(signal.SIGSTOP, new)  # so that none begins another unseen
+                family += new
+            _send(signal.SIGKILL, family)
+
+
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # one child after the other ends by itself
+            os.kill(pid, number)
 
 
 def until(is_true: Callable[[], bool]) -> None:
