@@ -38,6 +38,7 @@ def test_a_loop_equals_the_decode_of_its_repeated_latents(pipeline: Pipeline) ->
     player = DirectPlayer(pipeline, seconds=2.5)
     pcm = player.play(8.0)
     assert len(player.jobs) == 1
+    assert player.session.played(player.now_s, 60.0).is_loop
     repeated = np.concatenate([canvas_of(player)] * 4)
     assert pipeline.codec is not None
     expected = pipeline.codec.decode(repeated)[: len(pcm)]
@@ -59,6 +60,7 @@ def test_an_extension_keeps_what_is_known_and_joins_without_a_click(pipeline: Pi
     first, second = player.latents[:2]
     keep, canvas = player.jobs[1].segment.keep_frames, canvas_of(player)
     assert keep == player.model.overlap_frames
+    assert not player.session.played(player.now_s, 60.0).is_loop
     assert np.abs(second[:keep] - canvas[len(first) - keep : len(first)]).max() < 1e-5
     join = len(first) * player.model.hop_samples
     assert largest_jump(pcm, join - 960, join + 960) <= 1.5 * largest_jump(pcm, 48_000, join - 960)
