@@ -78,6 +78,7 @@ class ClockedDecoder(nn.Module):
         encoder_hidden_states: Tensor,
         condition_mask: Tensor,
         context_latents: Tensor,
+        timestep_r: Tensor | None = None,
     ) -> Tensor:
         """The estimate of the clean latents `[B, T, C]`."""
         rhythm = (encoder_hidden_states[:, :, :3] * condition_mask[:, :, None]).sum(dim=1)  # [B, 3]
@@ -89,7 +90,9 @@ class ClockedDecoder(nn.Module):
         scales = scale[:, None].expand(-1, hidden_states.shape[1], -1)
         kept = generate[:, :, : CHANNELS - NUM_SPARE]
         context = torch.cat([known, kept, scales, self.waves(rhythm, frames), pulses], dim=-1)
-        estimate: Tensor = self.masked(hidden_states, timestep, encoder_hidden_states, condition_mask, context)
+        estimate: Tensor = self.masked(
+            hidden_states, timestep, encoder_hidden_states, condition_mask, context, timestep_r
+        )
         return estimate
 
     def waves(self, rhythm: Tensor, frames: Tensor) -> Tensor:

@@ -39,14 +39,16 @@ class MaskedDecoder(nn.Module):
         encoder_hidden_states: Tensor,
         condition_mask: Tensor,
         context_latents: Tensor,
+        timestep_r: Tensor | None = None,
     ) -> Tensor:
         """Velocity `[B, T, C]`. Masked tokens get an attention weight of exactly 0.
 
-        The second time of the mean-flow pair equals the first, as in ACE-Step's own inference.
+        Without timestep_r, the second time of the mean-flow pair equals the first, as in ACE-Step's own inference.
         """
         bias = (1.0 - condition_mask[:, None, None, :]) * torch.finfo(torch.float32).min
         pair = (encoder_hidden_states, bias)
-        outputs = self.decoder(hidden_states, timestep, timestep, pair, context_latents, return_dict=False)
+        end = timestep if timestep_r is None else timestep_r
+        outputs = self.decoder(hidden_states, timestep, end, pair, context_latents, return_dict=False)
         velocity: Tensor = outputs[0]
         return velocity
 

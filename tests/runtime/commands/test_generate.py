@@ -37,6 +37,7 @@ from runtime.commands.terminal import EXIT_ENGINE, EXIT_FAILED, EXIT_FILE, EXIT_
 from runtime.config import deployment
 from runtime.config.bundle import load_bundle
 
+GENERATE = [sys.executable, "-m", "runtime.commands.generate"]
 SPEC = TinySpec()
 RATE_HZ = SPEC.sample_rate_hz
 Generate = Callable[..., Result]
@@ -153,18 +154,7 @@ def test_equal_options_give_equal_files_and_longer_ones_the_same_beginning(gener
 
 @pytest.mark.shipped
 def test_standard_output_receives_audio_only(built: Built) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "runtime.commands.generate",
-        str(built().path),
-        "--prompt",
-        "a",
-        "--seconds",
-        "1",
-        "--seed",
-        "1",
-    ]
+    command = [*GENERATE, str(built().path), "--prompt", "a", "--seconds", "1", "--seed", "1"]
     done = subprocess.run([*command, "-o", "-", "--format", "pcm"], cwd=ROOT, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) == RATE_HZ * 2 * SPEC.audio_channels
@@ -176,17 +166,7 @@ def test_standard_output_receives_audio_only(built: Built) -> None:
 
 @pytest.mark.shipped
 def test_a_closed_standard_output_ends_the_command(built: Built) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "runtime.commands.generate",
-        str(built().path),
-        "--prompt",
-        "a",
-        "--seconds",
-        "600",
-        "-q",
-    ]
+    command = [*GENERATE, str(built().path), "--prompt", "a", "--seconds", "600", "-q"]
     process = subprocess.Popen(
         [*command, "-o", "-", "--format", "wav"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -615,7 +595,7 @@ def test_a_failed_generation_leaves_the_old_file(generate: Generate, monkeypatch
 def test_an_interrupt_leaves_no_file(built: Built, tmp_path: Path, number: signal.Signals) -> None:
     arguments = ["--prompt", "a", "--seconds", "600", "--steps", "200", "-o", str(tmp_path / "a.wav")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime.commands.generate", str(built().path), *arguments],
+        [*GENERATE, str(built().path), *arguments],
         cwd=ROOT,
         stderr=subprocess.PIPE,
     )

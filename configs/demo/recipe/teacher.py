@@ -1,0 +1,225 @@
+"""The bundle's own decoder as a teacher: its weights in torch, and what it generates, step by step, guided."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from diffusers import AceStepTransformer1DModel
+from onnx import numpy_helper
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from configs.demo.recipe.adapter import LowRank
+from configs.demo.recipe.corpus.batches import Batch
+from configs.demo.recipe.corpus.vocabulary import NUM_TOKENS
+from configs.demo.recipe.latents import FloatArray
+from configs.demo.recipe.model import (
+    CONDITION_WIDTH,
+    DECODER_CONFIG,
+    ClockedDecoder,
+    TimbreEncoder,
+)
+from configs.demo.recipe.structure import StructureTokenizer
+from engine_build.export.acestep.graphs import MaskedDecoder
+from engine_build.graphs.adapter_graph import linear_matrices
+from runtime.config.sampler import APG
+
+MOST_GUIDANCE: Final = 6.0
+USUAL_GUIDANCE: Final = 3.0
+TOKENIZER: Final = "tokenizer."
+SHIFT: Final = 3.0
+
+
+@dataclass
+class Parts:
+    """What a bundle's conditions are made of, in torch: all frozen."""
+
+    decoder: ClockedDecoder
+    table: Tensor
+    timbre: TimbreEncoder
+    tokenizer: StructureTokenizer
+
+    def condition(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Condition tokens `[B, P + L, D]`, their mask, and the mask of the negative: no token but the first."""
+        timbre = self.timbre(torch.from_numpy(batch.reference))
+        tokens = torch.cat([timbre, self.table[torch.from_numpy(batch.token_ids)]], dim=1)
+        kept = torch.from_numpy(batch.mask)
+        is_timbre = torch.ones_like(timbre[:, :, 0])
+        negative = kept.clone()
+        negative[:, 1:] = 0.0
+        return tokens, torch.cat([is_timbre, kept], dim=1), torch.cat([is_timbre, negative], dim=1)
+
+
+def read_parts(folder: Path) -> Parts:
+    """The weights of a bundle's graphs, as torch modules."""
+    decoder = ClockedDecoder(MaskedDecoder(AceStepTransformer1DModel(**DECODER_CONFIG)))
+    load_graph(decoder, folder / "decoder.onnx")
+    timbre = TimbreEncoder()
+    weights = initializers(onnx.load(folder / "timbre_encoder.onnx"))
+    named = {name: weights[name] for name in timbre.state_dict() if name in weights}
+    missing = {
+        name: next(value.T for value in weights.values() if value.shape == tuple(reversed(parameter.shape)))
+        for name, parameter in timbre.named_parameters()
+        if name not in named
+    }
+    timbre.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in (named | missing).items()})
+    tokenizer = StructureTokenizer()
+    encoder, decoder_ = (initializers(onnx.load(folder / f"structure_{part}.onnx")) for part in ("encode", "decode"))
+    found = {
+        name.removeprefix(TOKENIZER): torch.from_numpy(value.copy())
+        for name, value in (encoder | decoder_).items()
+        if name.startswith(TOKENIZER)
+    }
+    tokenizer.load_state_dict(found, strict=False)
+    absent = [name for name, _ in tokenizer.named_parameters() if name not in found]
+    if absent:
+        raise RuntimeError(f"no weights of {absent}")
+    text = initializers(onnx.load(folder / "text_encoder.onnx"))
+    table = next(value for value in text.values() if value.shape == (NUM_TOKENS, CONDITION_WIDTH))
+    for module in (decoder, timbre, tokenizer):
+        module.eval().requires_grad_(False)
+    return Parts(decoder, torch.from_numpy(table.copy()), timbre, tokenizer)
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, npt.NDArray[Any]]:
+    """Name -> value of a graph's constants."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def load_graph(decoder: nn.Module, file: Path) -> None:
+    """Weights of a decoder's graph into the module that was exported."""
+    model = onnx.load(file)
+    weights = initializers(model)
+    matrices = linear_matrices(model)
+    state = decoder.state_dict()
+    root = "masked.decoder."
+    for name in state:
+        if name in weights:
+            state[name] = torch.from_numpy(weights[name].copy())
+            continue
+        path = name.removeprefix(root).removesuffix(".weight").removesuffix(".linear")
+        if path not in matrices:
+            raise RuntimeError(f"{file.name} has no weights of {name}")
+        state[name] = torch.from_numpy(weights[matrices[path].weight].T.copy())
+    decoder.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """Solutions of the teacher: states `[N + 1, B, T, C]` at times `[N + 1, B]`, and what they are solutions of."""
+
+    states: Tensor
+    times: Tensor
+    guidance: Tensor
+    tokens: Tensor
+    keep: Tensor
+    context: Tensor
+    noise: Tensor
+    weight: Tensor
+    adapters: Tensor  # int64 `[B]`; 0: none
+
+
+def shifted(times: Tensor) -> Tensor:
+    """Times of a schedule, moved towards noise."""
+    return SHIFT * times / (1.0 + (SHIFT - 1.0) * times)
+
+
+def guided(positive: Tensor, negative: Tensor, momentum: Tensor, guidance: Tensor) -> tuple[Tensor, Tensor]:
+    """Adaptive projected guidance as the step graph has it, and the new momentum."""
+    momentum = positive - negative + float(APG.momentum or 0.0) * momentum
+    norm = momentum.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    change = momentum * (float(APG.norm_limit or math.inf) / norm).clamp(max=1.0)
+    unit = positive / positive.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    change = change - (change * unit).sum(dim=1, keepdim=True) * unit
+    return positive + (guidance - 1.0) * change, momentum
+
+
+def with_known(state: Tensor, time: Tensor, noise: Tensor, context: Tensor) -> Tensor:
+    """Known frames as they are at a time."""
+    known, generate = context.chunk(2, dim=-1)
+    return generate * state + (1.0 - generate) * (time * noise + (1.0 - time) * known)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def solve(
+    parts: Parts, batch: Batch, steps: int, rng: np.random.Generator, adapters: "Adapters | None" = None
+) -> Solutions:
+    """Solutions by `ab2`, guided; of batches with a longest time below 1, from the noised clean latents."""
+    clean, noise, context = (torch.from_numpy(each) for each in (batch.latents, batch.noise, batch.context))
+    size = clean.shape[0]
+    guidance = torch.from_numpy(draw_guidance(rng, size))
+    tokens, keep, negative = parts.condition(batch)
+    is_free = context[:, :, clean.shape[2] :].amin(dim=(1, 2)) > 0
+    starts = np.where(is_free.numpy() & (rng.random(size) < 0.25), rng.uniform(0.3, 1.0, size), 1.0)
+    start = torch.from_numpy(starts.astype(np.float32))  # before the shift
+    grid = shifted(torch.linspace(1.0, 0.0, steps + 1)[:, None] * start[None])  # [N + 1, B]
+    first = grid[0][:, None, None]
+    state = first * noise + (1.0 - first) * clean
+    adapter = 0 if adapters is None else adapters.draw(rng)
+    states, momentum, before = [], torch.zeros_like(state), None
+    for index in range(steps):
+        now, then = grid[index][:, None, None], grid[index + 1][:, None, None]
+        state = with_known(state, now, noise, context)
+        states.append(state)
+        twice = [torch.cat([each, each]) for each in (state, grid[index], tokens)]
+        positive, opposite = parts.decoder(*twice, torch.cat([keep, negative]), torch.cat([context, context])).chunk(2)
+        velocity, momentum = guided(positive, opposite, momentum, guidance[:, None, None])
+        taken, length = velocity, then - now
+        if before is not None and index < steps - 1:
+            at_middle = (before[1] + length / 2) / before[1]
+            taken = (1.0 - at_middle) * before[0] + at_middle * velocity
+        before = velocity, length
+        state = state + length * taken
+    state = with_known(state, torch.zeros(()), noise, context)
+    if adapters is not None:
+        adapters.choose(0)
+    return Solutions(
+        torch.stack([*states, state]), grid, guidance, tokens, keep, context, noise,
+        torch.from_numpy(batch.weight), torch.full((size,), adapter),
+    )  # fmt: skip
+
+
+def draw_guidance(rng: np.random.Generator, size: int) -> FloatArray:
+    """Guidance f32 `[B]`: the usual one, or any."""
+    any_one = rng.uniform(1.0, MOST_GUIDANCE, size)
+    return np.where(rng.random(size) < 0.5, USUAL_GUIDANCE, any_one).astype(np.float32)
+
+
+class Adapters:
+    """LoRA adapters of the bundle on several decoders: each batch has one, or none."""
+
+    def __init__(self, files: list[Path], decoders: list[nn.Module], share: float = 0.2) -> None:
+        self.share, self.count, self.chosen = share, len(files), 0
+        self._terms: list[list[LowRank | None]] = []
+        for decoder in decoders:
+            for path, module in decoder.get_submodule("masked.decoder").named_modules():
+                if path.startswith("layers.") and isinstance(module, nn.Linear):
+                    terms: list[LowRank | None] = [None]
+                    for file in files:
+                        tensors = load_file(file)
+                        term = LowRank(module)
+                        term.a.data = tensors[f"transformer.{path}.lora_A.weight"].float()
+                        term.b.data = tensors[f"transformer.{path}.lora_B.weight"].float()
+                        terms.append(term.requires_grad_(False))
+                    module.register_forward_hook(partial(self._add, terms))
+
+    def _add(
+        self, terms: list[LowRank | None], module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> Tensor:
+        term = terms[self.chosen]
+        return output if term is None else term.add(module, inputs, output)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """Choose none, or any."""
+        self.choose(int(rng.integers(1, self.count + 1)) if self.count and rng.random() < self.share else 0)
+        return self.chosen
+
+    def choose(self, number: int) -> None:
+        """0: none."""
+        self.chosen = number
