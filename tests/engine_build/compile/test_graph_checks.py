@@ -255,36 +255,42 @@ def test_a_codec_that_draws_numbers_is_refused(tmp_path: Path) -> None:
         check(path)
 
 
-def test_a_mask_that_leaves_tokens_in_is_refused(tmp_path: Path) -> None:
-    path = tiny_deployment(tmp_path, more=FEW, codec=False, text_encoder=False)
-    check(path)
-    model = tiny_decoder(TinySpec())
-    for node in model.graph.node:  # the mean over all tokens, also over masked ones
-        for index, name in enumerate(node.input):
-            if name == "condition_mask":
-                node.input[index] = "ones"
-    model.graph.node.insert(0, helper.make_node("Pow", ["condition_mask", "nothing"], ["ones"]))
-    model.graph.initializer.append(helper.make_tensor("nothing", TensorProto.FLOAT, [1], [0.0]))
-    onnx.save(model, tmp_path / "tiny" / "decoder.onnx")
-    with pytest.raises(BuildError, match="tokens that condition_mask leaves out change it by") as caught:
-        check(path)
-    assert "leave condition_mask out of bundle.toml" in caught.value.fix
-
-
-def test_a_mask_that_does_not_count_is_refused_where_it_is_said_to(tmp_path: Path) -> None:
-    path = tiny_deployment(tmp_path, more=FEW, codec=False, text_encoder=False, mask_counts=True)
+@pytest.mark.parametrize(
+    ("changes", "operator", "value", "what", "fix"),
+    [
+        # x^0 = 1: the mean over all tokens, also over masked ones.
+        (
+            {},
+            "Pow",
+            0.0,
+            "tokens that condition_mask leaves out change it by",
+            "leave condition_mask out of bundle.toml",
+        ),
+        (
+            {"mask_counts": True},
+            "Min",
+            1.0,
+            "a token that counts twice differs from two by",
+            "leave mask_counts out of bundle.toml",
+        ),
+    ],
+)
+def test_a_mask_that_does_not_do_what_is_said_is_refused(
+    tmp_path: Path, changes: dict[str, bool], operator: str, value: float, what: str, fix: str
+) -> None:
+    path = tiny_deployment(tmp_path, more=FEW, codec=False, text_encoder=False, **changes)
     check(path)
     model = tiny_decoder(TinySpec())
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             if name == "condition_mask":
                 node.input[index] = "kept"
-    model.graph.node.insert(0, helper.make_node("Min", ["condition_mask", "one"], ["kept"]))
-    model.graph.initializer.append(helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]))
+    model.graph.node.insert(0, helper.make_node(operator, ["condition_mask", "value"], ["kept"]))
+    model.graph.initializer.append(helper.make_tensor("value", TensorProto.FLOAT, [1], [value]))
     onnx.save(model, tmp_path / "tiny" / "decoder.onnx")
-    with pytest.raises(BuildError, match="a token that counts twice differs from two by") as caught:
+    with pytest.raises(BuildError, match=what) as caught:
         check(path)
-    assert "leave mask_counts out of bundle.toml" in caught.value.fix
+    assert fix in caught.value.fix
 
 
 def test_a_graph_that_takes_some_numbers_of_rows_only_is_refused(tmp_path: Path) -> None:
