@@ -26,8 +26,9 @@ from configs.demo.recipe.student import JumpDecoder, new_student
 from configs.demo.recipe.teacher import Adapters, Solutions, read_parts, shifted, solve, with_known
 from configs.demo.recipe.train import WEIGHT_TIME
 
-# Pairs lie as far from each other as steps of 2 to 8 do, mostly.
-LONGEST_JUMP: Final = 0.55
+# Pairs lie as far from each other as steps of 3 to 24 do, in parts of the schedule.
+SHORTEST_JUMP: Final = 0.04
+LONGEST_JUMP: Final = 0.4
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,9 @@ class Distiller:
 
 
 def draw_pairs(rng: np.random.Generator, size: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Indices of times, of where jumps begin and end: a length of up to half the way, or to the end."""
+    """Indices of times, of where jumps begin and end: a length within the two above, or to the end."""
     begin = rng.integers(0, steps, size)
-    length = np.maximum(1, np.round(rng.uniform(0.02, LONGEST_JUMP, size) * steps)).astype(int)
+    length = np.maximum(1, np.round(rng.uniform(SHORTEST_JUMP, LONGEST_JUMP, size) * steps)).astype(int)
     end = np.where(rng.random(size) < 0.1, steps, np.minimum(begin + length, steps))
     return torch.from_numpy(begin), torch.from_numpy(end)
 
