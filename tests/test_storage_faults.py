@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.engine_behaviour import Bench, opened, written
+from helpers.engine_behaviour import Bench, written
 from helpers.paths import ROOT
 from helpers.sources import store_of
 from helpers.storage_faults import ERRNOS, faults
@@ -216,11 +216,10 @@ def play(folder: Path) -> Machine:
     with simulated(rtx=True) as machine:
         if not engines.is_dir():
             written(engines)
-        bench = Bench()
-        engine = opened(engines, bench.device, in_tick=True)
+        bench = Bench(engines)
+        engine = bench.open()
         engine.bind(bench.tensors()).prepare(bench.stream)
         engine._specializer.settle()
-        engine.close()
         bench.close()
     return machine
 

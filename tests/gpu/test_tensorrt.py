@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
-from helpers.engine_behaviour import CLOSE, Bench, feeds_of, opened, written
+from helpers.engine_behaviour import CLOSE, Bench, feeds_of
 from simulator.plans import small_graph
 
 from runtime.base.errors import EngineError
@@ -19,39 +19,30 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(tmp_path: Path) -> Iterator[Bench]:
     try:
         probe()
     except EngineError as error:
         pytest.skip(str(error))
     pytest.importorskip("tensorrt", exc_type=ImportError)
-    bench = Bench()
+    bench = Bench(tmp_path)
     yield bench
     bench.close()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
-
-
-def test_an_engine_agrees_with_onnx_runtime(bench: Bench, folder: Path) -> None:
-    written(folder)
-    engine = opened(folder, bench.device)
+def test_an_engine_agrees_with_onnx_runtime(bench: Bench) -> None:
+    engine = bench.build(in_tick=False)
     session = onnxruntime.InferenceSession(small_graph().SerializeToString(), providers=["CPUExecutionProvider"])
     for rows, frames in ((1, 1), (2, 8), (4, 16)):
         feeds = feeds_of(rows, frames)
         found = engine.run(feeds)
         for name, wanted in zip(("y", "positive"), session.run(["y", "positive"], feeds), strict=True):
             np.testing.assert_allclose(found[name], wanted, **CLOSE)
-    engine.close()
 
 
-def test_a_profile_names_layers(bench: Bench, folder: Path) -> None:
-    written(folder, verbosity="DETAILED")
-    engine = opened(folder, bench.device)
+def test_a_profile_names_layers(bench: Bench) -> None:
+    engine = bench.build(verbosity="DETAILED", in_tick=False)
     nodes = engine.profile(feeds_of(2, 8), 5)
     assert nodes
     assert all(len(node.runs_ms) == 5 for node in nodes)
     assert sum(node.runs_ms[-1] for node in nodes) > 0
-    engine.close()

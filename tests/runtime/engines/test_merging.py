@@ -12,7 +12,7 @@ import pytest
 from helpers.adapters import random_factors, write_peft
 from helpers.backends import FEW_VARIANTS
 from helpers.building import build_engine
-from helpers.engine_behaviour import Bench, opened, written
+from helpers.engine_behaviour import Bench, written
 from helpers.factories import tiny_deployment
 from helpers.generations import Inbox, make, run_all
 from onnx import TensorProto, helper, load, load_model_from_string, numpy_helper, save
@@ -160,9 +160,9 @@ def test_weights_that_tensorrt_stores_together_are_replaced_together(folders: di
 def test_a_plan_without_refit_is_refused(tmp_path: Path) -> None:
     with simulated():
         written(tmp_path)
-        bench = Bench()
+        bench = Bench(tmp_path)
         with pytest.raises(EngineMismatchError, match=r"(?s)takes no other weights.*refit = true in \[build\]"):
-            opened(tmp_path, bench.device, weights=weights_of(tmp_path))
+            bench.open(in_tick=False, weights=weights_of(tmp_path))
         bench.close()
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
-from helpers.engine_behaviour import BUILD, Bench, expected, feeds_of, opened, written
+from helpers.engine_behaviour import BUILD, Bench, benched, expected, feeds_of, written
 from helpers.factories import tiny_deployment
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, small_graph
@@ -18,7 +19,7 @@ from simulator.plans import MANY_ROWS, ROWS, small_graph
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError, EngineMismatchError, OutOfMemoryError
 from runtime.config.deployment import load_deployment
 from runtime.devices.machine import open_device
-from runtime.engines.loading import open_engines
+from runtime.engines.loading import open_engine, open_engines
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
 
 
@@ -35,238 +36,186 @@ def gpu(request: pytest.FixtureRequest, version: str) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def bench(gpu: Machine) -> Iterator[Bench]:
-    bench = Bench()
+def bench(gpu: Machine, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, gpu)
     yield bench
     bench.close()
     assert gpu.alive() == {}
 
 
 @pytest.fixture
-def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """One machine, for tests that do not depend on version or timing."""
-    with simulated() as machine:
-        yield machine
+def one(tmp_path: Path) -> Iterator[Bench]:
+    with benched(tmp_path) as bench:
+        yield bench
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
-
-
-def test_a_launch_does_not_block_the_host(folder: Path) -> None:
-    with simulated(late=True) as machine:
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors())
-        before = machine.counters["host_waits"] + machine.counters["synchronizes"]
+def test_a_launch_does_not_block_the_host(tmp_path: Path) -> None:
+    with benched(tmp_path, late=True) as bench:
+        execution = bench.build().bind(bench.tensors())
+        before = bench.gpu.counters["host_waits"] + bench.gpu.counters["synchronizes"]
         for _ in range(3):
             execution.launch(bench.stream)
         done = bench.stream.record()
-        assert machine.counters["host_waits"] + machine.counters["synchronizes"] == before
+        assert bench.gpu.counters["host_waits"] + bench.gpu.counters["synchronizes"] == before
         assert not done.is_done
         done.wait()
-        engine.close()
-        bench.close()
 
 
-def test_shapes_and_addresses_are_set_only_when_they_change(
-    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(folder)
-    bench = Bench()
-    engine = opened(folder, bench.device)
-    first, second = engine.bind(bench.tensors()), engine.bind(bench.tensors(frames=5))
+def test_shapes_and_addresses_are_set_only_when_they_change(one: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = one.build(in_tick=False)
+    first, second = engine.bind(one.tensors()), engine.bind(one.tensors(frames=5))
     calls = count_calls(monkeypatch, "set_input_shape", "set_tensor_address", "set_optimization_profile_async")
-    first.launch(bench.stream)
+    first.launch(one.stream)
     assert calls == {"set_input_shape": 2, "set_tensor_address": 5}
-    first.launch(bench.stream)
+    first.launch(one.stream)
     assert calls == {"set_input_shape": 2, "set_tensor_address": 5}
-    second.launch(bench.stream)
+    second.launch(one.stream)
     assert calls["set_input_shape"] == 3, "rows did not change"
-    bench.stream.record().wait()
-    engine.close()
-    bench.close()
+    one.stream.record().wait()
 
 
-def test_launches_allocate_nothing(gpu: Machine, folder: Path) -> None:
-    written(folder)
-    bench = Bench()
-    engine = opened(folder, bench.device, in_tick=True)
+def test_launches_allocate_nothing(bench: Bench, gpu: Machine) -> None:
+    engine = bench.build()
     executions = [engine.bind(bench.tensors(rows)) for rows in (1, 2, 3)]
     before = (bench.device.allocations, gpu.counters["allocations"])
     for execution in executions * 3:
         execution.launch(bench.stream)
     assert (bench.device.allocations, gpu.counters["allocations"]) == before
     bench.stream.record().wait()
-    engine.close()
-    bench.close()
 
 
-def test_a_released_context_is_reused_by_the_next_warm_up(
-    one: Machine, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(folder)
-    bench = Bench()
-    engine = opened(folder, bench.device, in_tick=True)
+def test_a_released_context_is_reused_by_the_next_warm_up(one: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = one.build()
     made = count_calls(monkeypatch, "create_execution_context", of="ICudaEngine")
     for rows in (1, 2, 3, 2):
-        tensors = bench.tensors(rows)
+        tensors = one.tensors(rows)
         execution = engine.bind(tensors)
-        execution.warm_up(bench.stream)
-        replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))  # noqa: B023
-        assert replay is not None
-        replay.launch(bench.stream)
-        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(rows, 4)), rtol=1e-6)
+        execution.warm_up(one.stream)
+        replay = one.capture(execution)
+        replay.launch(one.stream)
+        one.check(tensors, feeds_of(rows, 4))
         replay.close()
         execution.release()
         execution.release()
     assert made == {"create_execution_context": 1}
-    engine.close()
-    bench.close()
 
 
-def test_an_engine_that_cannot_be_captured_still_launches(folder: Path) -> None:
-    with simulated(faults={"uncapturable": True}):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        tensors = bench.tensors()
-        execution = engine.bind(tensors)
-        execution.warm_up(bench.stream)
-        with pytest.raises(CaptureError, match="not stream capturable"):
-            bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
-        execution.launch(bench.stream)
-        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), rtol=1e-6)
-        execution.release()
-        engine.close()
-        bench.close()
+def test_an_engine_that_cannot_be_captured_still_launches(one: Bench) -> None:
+    engine, tensors = one.build(), one.tensors()
+    one.gpu.faults = {"uncapturable": True}
+    execution = engine.bind(tensors)
+    execution.warm_up(one.stream)
+    with pytest.raises(CaptureError, match="not stream capturable"):
+        one.capture(execution)
+    execution.launch(one.stream)
+    one.check(tensors, feeds_of(2, 4))
+    execution.release()
 
 
 @pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
-def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, folder: Path) -> None:
-    with simulated():
-        written(folder, verbosity=verbosity)
-        bench = Bench()
-        engine = opened(folder, bench.device)
-        nodes = engine.profile(feeds_of(2, 4), 5)
-        assert all(len(node.runs_ms) == 5 and min(node.runs_ms) > 0 for node in nodes)
-        if verbosity == "DETAILED":
-            assert len(nodes) == len(small_graph().graph.node)
-            assert {node.op_type for node in nodes} == {"kgen"}
-            assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
-            # The inspector takes free dimensions from the profiled context.
-            sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
-            assert sizes["x"] == [2, 4, 64]
-        else:
-            assert [node.op_type for node in nodes] == ["ForeignNode" if verbosity == "LAYER_NAMES_ONLY" else "unknown"]
-        np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), rtol=1e-6)
-        engine.close()
-        bench.close()
+def test_a_profile_has_the_time_of_every_layer(version: str, verbosity: str, one: Bench) -> None:
+    engine = one.build(verbosity=verbosity, in_tick=False)
+    before = one.gpu.counters["synchronizes"]
+    nodes = engine.profile(feeds_of(2, 4), 5)
+    assert one.gpu.counters["synchronizes"] == before, "not in every enqueue"
+    assert all(len(node.runs_ms) == 5 and min(node.runs_ms) > 0 for node in nodes)
+    if verbosity == "DETAILED":
+        assert len(nodes) == len(small_graph().graph.node)
+        assert {node.op_type for node in nodes} == {"kgen"}
+        assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
+        # The inspector takes free dimensions from the profiled context.
+        sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
+        assert sizes["x"] == [2, 4, 64]
+    else:
+        assert [node.op_type for node in nodes] == ["ForeignNode" if verbosity == "LAYER_NAMES_ONLY" else "unknown"]
+    np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), rtol=1e-6)
 
 
-def test_a_damaged_plan_is_refused(one: Machine, folder: Path) -> None:
-    written(folder)
-    bench = Bench()
-    path = folder / "decoder.plan"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(EngineMismatchError, match=r"SHA-256[\s\S]*fix: .*--force"):
-        opened(folder, bench.device)
-    bench.close()
+def change_manifest(folder: Path, **change: Any) -> None:
+    path = manifest_path(folder, "decoder")
+    write_manifest(path, read_manifest(path).model_copy(update=change))
 
 
-def test_a_file_that_is_not_a_plan_is_refused(one: Machine, folder: Path) -> None:
-    written(folder)
-    bench = Bench()
-    replace_plan(folder, b"PK\3\4" + bytes(100))
-    with pytest.raises(EngineMismatchError, match=rf"is not a TensorRT plan[\s\S]*fix: {BUILD}"):
-        opened(folder, bench.device)
-    bench.close()
+def replace_plan(folder: Path, data: bytes) -> None:
+    """Put other bytes in place of a plan, with their hash in the manifest."""
+    (folder / "decoder.plan").write_bytes(data)
+    change_manifest(folder, engine_sha256=hashlib.sha256(data).hexdigest())
 
 
-def test_a_truncated_plan_is_refused_with_the_logged_message(one: Machine, folder: Path) -> None:
-    written(folder)
-    bench = Bench()
-    replace_plan(folder, (folder / "decoder.plan").read_bytes()[:-8])
-    with pytest.raises(EngineMismatchError, match=rf"decoder\.plan does not load: .*truncated[\s\S]*fix: {BUILD}"):
-        opened(folder, bench.device)
-    bench.close()
+def rename_outputs(folder: Path) -> None:
+    outputs = read_manifest(manifest_path(folder, "decoder")).outputs
+    change_manifest(folder, outputs=tuple(each.model_copy(update={"name": f"{each.name}2"}) for each in outputs))
 
 
-def test_a_plan_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMULATED_TENSORRT", "10.16.1.11")
-    with simulated():
-        written(folder)
-    monkeypatch.delenv("SIMULATED_TENSORRT")
-    with simulated():
-        bench = Bench()
-        with pytest.raises(EngineMismatchError, match=rf"was built for .*10\.16\.1\.11.*has.*11\.4[\s\S]*fix: {BUILD}"):
-            opened(folder, bench.device)
-        change_manifest(folder, tool_versions={"tensorrt": "11.4.0.106"})
-        with pytest.raises(EngineMismatchError, match=r"was built by TensorRT 10\.16\.1\.11 and needs that exactly"):
-            opened(folder, bench.device)
-        bench.close()
+OLDER = "10.16.1.11"
+# What is changed in the folder, where it was built, where it is opened, and what is said.
+MISFITS: dict[str, tuple[Callable[[Path], Any], str, dict[str, Any], str]] = {
+    "damaged": (
+        lambda folder: (folder / "decoder.plan").write_bytes(b"changed"), "", {}, r"SHA-256[\s\S]*fix: .*--force"
+    ),
+    "no plan": (
+        lambda folder: replace_plan(folder, b"PK\3\4" + bytes(100)),
+        "", {}, rf"is not a TensorRT plan[\s\S]*fix: {BUILD}",
+    ),
+    "truncated, as is logged": (
+        lambda folder: replace_plan(folder, (folder / "decoder.plan").read_bytes()[:-8]),
+        "", {}, rf"decoder\.plan does not load: .*truncated[\s\S]*fix: {BUILD}",
+    ),
+    "other tensors than its manifest's": (rename_outputs, "", {}, r"its manifest says .*y2"),
+    "another version": (
+        lambda folder: None, OLDER, {}, rf"was built for .*10\.16\.1\.11.*has.*11\.4[\s\S]*fix: {BUILD}"
+    ),
+    "another version than its manifest's": (
+        lambda folder: change_manifest(folder, tool_versions={"tensorrt": "11.4.0.106"}),
+        OLDER, {}, r"was built by TensorRT 10\.16\.1\.11 and needs that exactly",
+    ),
+    "another capability": (
+        lambda folder: None, "", {"cc": "8.6"}, rf"was built for .*this machine has[\s\S]*fix: {BUILD}"
+    ),
+    "another GPU": (
+        lambda folder: None, "", {"gpu_name": "Other"}, rf"was built for .*this machine has[\s\S]*fix: {BUILD}"
+    ),
+    "another capability than its manifest's": (
+        lambda folder: change_manifest(folder, device={}),
+        "", {"cc": "8.6"}, r"generated on an incompatible device, expecting compute 8.6",
+    ),
+}  # fmt: skip
 
 
-def test_a_process_has_engines_of_one_library(folder: Path) -> None:
-    with simulated():
-        written(folder)
-        bench = Bench()
-        opened(folder, bench.device).close()
-        change_manifest(folder, target="tensorrt-rtx")
-        with pytest.raises(EngineError, match="engines of target tensorrt, those of tensorrt-rtx need another process"):
-            opened(folder, bench.device)
-        bench.close()
+def built_by(version: str, folder: Path, **how: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if version:
+            patch.setenv("SIMULATED_TENSORRT", version)
+        with simulated():
+            written(folder, **how)
 
 
-def test_a_version_compatible_plan_runs_on_a_later_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIMULATED_TENSORRT", "10.16.1.11")
-    with simulated():
-        written(folder, version_compatible=True)
-        written(folder, name="later")
-    monkeypatch.delenv("SIMULATED_TENSORRT")
-    with simulated():
-        bench = Bench()
-        engine = opened(folder, bench.device)
-        np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), rtol=1e-6)
-        engine.close()
-        bench.close()
+@pytest.mark.parametrize("kind", MISFITS)
+def test_a_plan_that_does_not_fit_is_refused(kind: str, tmp_path: Path) -> None:
+    change, version, options, says = MISFITS[kind]
+    built_by(version, tmp_path)
+    change(tmp_path)
+    with benched(tmp_path, **options) as bench, pytest.raises(EngineMismatchError, match=says):
+        bench.open(in_tick=False)
 
 
-@pytest.mark.parametrize("options", [{"cc": "8.6"}, {"gpu_name": "Another GPU"}])
-def test_a_plan_of_another_gpu_is_refused(options: dict[str, str], folder: Path) -> None:
-    with simulated():
-        written(folder)
-    with simulated(**options):
-        bench = Bench()
-        with pytest.raises(EngineMismatchError, match=rf"was built for .*this machine has[\s\S]*fix: {BUILD}"):
-            opened(folder, bench.device)
-        bench.close()
+def test_a_version_compatible_plan_runs_on_a_later_version(tmp_path: Path) -> None:
+    built_by(OLDER, tmp_path, version_compatible=True)
+    with benched(tmp_path) as bench:
+        found = bench.open(in_tick=False).run(feeds_of(2, 4))["y"]
+        np.testing.assert_allclose(found, expected(feeds_of(2, 4)), rtol=1e-6)
 
 
-def test_a_plan_of_another_compute_capability_does_not_load(folder: Path) -> None:
-    with simulated():
-        written(folder)
-    with simulated(cc="8.6"):
-        bench = Bench()
-        change_manifest(folder, device={})
-        with pytest.raises(EngineMismatchError, match=r"generated on an incompatible device, expecting compute 8.6"):
-            opened(folder, bench.device)
-        bench.close()
-
-
-def test_an_engine_for_a_gpu_does_not_open_on_the_host_device(one: Machine, folder: Path) -> None:
-    written(folder)
+def test_a_process_has_engines_of_one_library_and_a_device_of_its_kind(one: Bench) -> None:
+    one.build(in_tick=False).close()
     with pytest.raises(EngineMismatchError, match="needs a cuda device, this one is a cpu device"):
-        opened(folder, open_device("cpu"))
+        open_engine(one.folder, "decoder", open_device("cpu"))
+    change_manifest(one.folder, target="tensorrt-rtx")
+    with pytest.raises(EngineError, match="engines of target tensorrt, those of tensorrt-rtx need another process"):
+        one.open(in_tick=False)
 
 
-def test_without_a_driver_no_tensorrt_object_is_constructed(folder: Path) -> None:
-    with simulated():
-        written(folder)
+def test_without_a_driver_no_tensorrt_object_is_constructed() -> None:
     with simulated(no_driver=True):
         from runtime.engines.tensorrt.library import library
 
@@ -274,133 +223,78 @@ def test_without_a_driver_no_tensorrt_object_is_constructed(folder: Path) -> Non
             library()
 
 
-def test_a_plan_with_other_tensors_than_its_manifest_is_refused(one: Machine, folder: Path) -> None:
-    written(folder)
-    manifest = read_manifest(manifest_path(folder, "decoder"))
-    change_manifest(
-        folder, outputs=tuple(output.model_copy(update={"name": f"{output.name}2"}) for output in manifest.outputs)
-    )
-    bench = Bench()
-    with pytest.raises(EngineMismatchError, match=r"its manifest says .*y2"):
-        opened(folder, bench.device)
-    bench.close()
+def test_out_of_memory_at_load_leaves_other_engines_usable(one: Bench) -> None:
+    engine, tensors = one.build(), one.tensors()
+    one.gpu.memory_bytes = 0
+    with pytest.raises(OutOfMemoryError, match=r"does not load: .*out of memory[\s\S]*fix: lower rows"):
+        one.open(in_tick=False)
+    engine.bind(tensors).launch(one.stream)
+    one.check(tensors, feeds_of(2, 4))
 
 
-def test_out_of_memory_at_load_leaves_other_engines_usable(folder: Path) -> None:
-    with simulated() as machine:
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
+def test_out_of_memory_for_a_context(one: Bench) -> None:
+    one.gpu.faults = {"context_none_at": [2]}
+    with pytest.raises(OutOfMemoryError, match="no execution context for shape range 1"):
+        one.build(ROWS, MANY_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "says"),
+    [
+        ("enqueue_oom_at", OutOfMemoryError, r"decoder: failed to execute: .*out of memory"),
+        ("enqueue_false_at", EngineError, r"decoder: failed to execute: .*the execute was refused"),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_execute_that_fails_is_told_as_logged_and_the_next_is_launched(
+    fault: str, kind: type[EngineError], says: str, number: int, tmp_path: Path
+) -> None:
+    with benched(tmp_path, faults={fault: [number]}) as bench:
         tensors = bench.tensors()
-        machine.memory_bytes = 0
-        with pytest.raises(OutOfMemoryError, match=r"does not load: .*out of memory[\s\S]*fix: lower rows"):
-            opened(folder, bench.device)
-        engine.bind(tensors).launch(bench.stream)
-        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), rtol=1e-6)
-        engine.close()
-        bench.close()
-
-
-def test_out_of_memory_for_a_context(folder: Path) -> None:
-    with simulated(faults={"context_none_at": [2]}):
-        written(folder, ROWS, MANY_ROWS)
-        bench = Bench()
-        with pytest.raises(OutOfMemoryError, match="no execution context for shape range 1"):
-            opened(folder, bench.device, in_tick=True)
-        bench.close()
-
-
-def test_out_of_memory_at_the_first_execute_is_recoverable(folder: Path) -> None:
-    with simulated(faults={"enqueue_oom_at": [1]}):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        tensors = bench.tensors()
-        execution = engine.bind(tensors)
-        with pytest.raises(OutOfMemoryError, match=r"decoder: failed to execute: .*out of memory") as caught:
+        execution = bench.build().bind(tensors)
+        for _ in range(number - 1):
             execution.launch(bench.stream)
-        assert not isinstance(caught.value, EngineDeadError)
-        execution.launch(bench.stream)
-        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), rtol=1e-6)
-        engine.close()
-        bench.close()
-
-
-def test_a_refused_execute_is_recoverable_and_has_the_logged_message(folder: Path) -> None:
-    with simulated(faults={"enqueue_false_at": [2]}):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        tensors = bench.tensors()
-        execution = engine.bind(tensors)
-        execution.launch(bench.stream)
-        with pytest.raises(EngineError, match=r"failed to execute: .*the execute was refused") as caught:
+        with pytest.raises(EngineError, match=says) as caught:
             execution.launch(bench.stream)
-        assert type(caught.value) is EngineError
+        assert type(caught.value) is kind
         execution.launch(bench.stream)
-        np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), rtol=1e-6)
-        engine.close()
-        bench.close()
+        bench.check(tensors, feeds_of(2, 4))
 
 
-def test_a_failed_warm_up_can_be_released(folder: Path) -> None:
-    with simulated(faults={"enqueue_false_at": [1]}):
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors())
-        with pytest.raises(EngineError, match="the execute was refused"):
-            execution.warm_up(bench.stream)
-        execution.release()
-        engine.close()
-        bench.close()
+def test_a_failed_warm_up_can_be_released(one: Bench) -> None:
+    one.gpu.faults = {"enqueue_false_at": [1]}
+    execution = one.build().bind(one.tensors())
+    with pytest.raises(EngineError, match="the execute was refused"):
+        execution.warm_up(one.stream)
+    execution.release()
 
 
-def test_an_asynchronous_error_is_raised_by_events_and_later_launches(folder: Path) -> None:
-    with simulated() as machine:
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors())
-        bench.stream.record().wait()
-        machine.faults = {"async_error_at": [machine.struck["async_error_at"] + 1]}
-        execution.launch(bench.stream)
-        done = bench.stream.record()
-        with pytest.raises(EngineDeadError):
-            done.wait()
-        with pytest.raises(EngineDeadError, match="illegal memory access"):
-            execution.launch(bench.stream)
-        engine.close()
-        bench.close()
+def test_an_asynchronous_error_is_raised_by_events_and_later_launches(one: Bench) -> None:
+    execution = one.build().bind(one.tensors())
+    one.stream.record().wait()
+    one.gpu.faults = {"async_error_at": [one.gpu.struck["async_error_at"] + 1]}
+    execution.launch(one.stream)
+    done = one.stream.record()
+    with pytest.raises(EngineDeadError):
+        done.wait()
+    with pytest.raises(EngineDeadError, match="illegal memory access"):
+        execution.launch(one.stream)
 
 
-def test_opened_engines_are_closed_when_another_fails_to_open(tmp_path: Path) -> None:
-    with simulated(faults={"context_none_at": [3]}) as machine:
-        deployment = load_deployment(tiny_deployment(tmp_path)).model_copy(update={"target": "tensorrt"})
-        for name in ("decoder", "rows.plain", "step.plain"):
-            written(deployment.engine_folder(), name=name)
-        bench = Bench()
-        with pytest.raises(OutOfMemoryError, match=r"step\.plain: no execution context") as caught:
-            open_engines(deployment, bench.device)
-        traceback.clear_frames(caught.value.__traceback__)
-        bench.close()
-        assert machine.alive() == {}
-        engines = open_engines(deployment, device := open_device("tensorrt"))
-        assert engines.decoder.name == "decoder"
-        engines.close()
-        device.close()
-
-
-def test_a_profile_does_not_synchronize_in_every_enqueue(folder: Path) -> None:
-    with simulated() as machine:
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device)
-        before = machine.counters["synchronizes"]
-        engine.profile(feeds_of(2, 4), 3)
-        assert machine.counters["synchronizes"] == before
-        engine.close()
-        bench.close()
+def test_opened_engines_are_closed_when_another_fails_to_open(one: Bench, tmp_path: Path) -> None:
+    one.gpu.faults = {"context_none_at": [3]}
+    deployment = load_deployment(tiny_deployment(tmp_path)).model_copy(update={"target": "tensorrt"})
+    for name in ("decoder", "rows.plain", "step.plain"):
+        written(deployment.engine_folder(), name=name)
+    with pytest.raises(OutOfMemoryError, match=r"step\.plain: no execution context") as caught:
+        open_engines(deployment, one.device)
+    traceback.clear_frames(caught.value.__traceback__)
+    one.close()
+    assert one.gpu.alive() == {}
+    engines = open_engines(deployment, device := open_device("tensorrt"))
+    assert engines.decoder.name == "decoder"
+    engines.close()
+    device.close()
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, *names: str, of: str = "IExecutionContext") -> dict[str, int]:
@@ -418,16 +312,3 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, *names: str, of: str = "IExecut
     for name in names:
         monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
     return calls
-
-
-def replace_plan(folder: Path, data: bytes) -> None:
-    """Put other bytes in place of a plan, with their hash in the manifest."""
-    import hashlib
-
-    (folder / "decoder.plan").write_bytes(data)
-    change_manifest(folder, engine_sha256=hashlib.sha256(data).hexdigest())
-
-
-def change_manifest(folder: Path, **change: Any) -> None:
-    path = manifest_path(folder, "decoder")
-    write_manifest(path, read_manifest(path).model_copy(update=change))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.engine_behaviour import *  # noqa: F403  (tests that every TensorRT engine passes)
-from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, opened, written
+from helpers.engine_behaviour import CLOSE, Bench, expected, feeds_of, written
 from simulator.fixture import Machine, simulated
 from simulator.plans import MANY_ROWS, ROWS, cache_graph, small_graph, write_engine
 
@@ -30,16 +30,11 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def bench(gpu: Machine) -> Iterator[Bench]:
-    bench = Bench()
+def bench(gpu: Machine, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "engines", gpu)
     yield bench
     bench.close()
     assert gpu.alive() == {}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
 
 
 @contextmanager
@@ -54,32 +49,27 @@ def compiler_busy(engine: Any) -> Iterator[None]:
         go_on.set()
 
 
-def test_engines_of_one_device_share_activation_memory(bench: Bench, folder: Path) -> None:
-    written(folder)
-    written(folder, MANY_ROWS, name="step", scale=3.0)
-    engines = [opened(folder, bench.device, name, in_tick=True) for name in ("step", "decoder")]
+def test_engines_of_one_device_share_activation_memory(bench: Bench) -> None:
+    written(bench.folder)
+    written(bench.folder, MANY_ROWS, name="step", scale=3.0)
+    engines = [bench.open(name) for name in ("step", "decoder")]
     addresses = {engine._pool.shared(0)._memory.address for engine in engines}
     assert len(addresses) == 1
     assert engines[0]._specializer._activation.address not in addresses
-    for engine in engines:
-        engine.close()
 
 
-def test_an_opened_engine_has_executed_with_its_fallback_kernels(gpu: Machine, bench: Bench, folder: Path) -> None:
+def test_an_opened_engine_has_executed_with_its_fallback_kernels(gpu: Machine, bench: Bench) -> None:
     """What a first execute may load is not left to a tick."""
-    written(folder, ROWS, MANY_ROWS)
-    engine = opened(folder, bench.device, in_tick=True)
+    engine = bench.build(ROWS, MANY_ROWS)
     assert gpu.compiled == [("context", "kernels_0")]
     assert (gpu.counters["kernels_loaded"], gpu.counters["fallback_executes"]) == (1, 2)
     engine.bind(bench.tensors()).launch(bench.stream)
     assert gpu.counters["kernels_loaded"] == 1
     bench.stream.record().wait()
-    engine.close()
 
 
-def test_launches_have_fallback_kernels_until_the_shape_s_are_there(gpu: Machine, bench: Bench, folder: Path) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+def test_launches_have_fallback_kernels_until_the_shape_s_are_there(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build()
     tensors = bench.tensors()
     execution = engine.bind(tensors)
     before = gpu.counters["fallback_executes"]
@@ -94,25 +84,19 @@ def test_launches_have_fallback_kernels_until_the_shape_s_are_there(gpu: Machine
     engine.bind(tensors).launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before + 3, "the kernels are the shape's, not the execution's"
     assert gpu.compiled == [("context", "kernels_0"), ("execute", "kernels_0")]
-    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
-    engine.close()
+    bench.check(tensors, feeds_of(2, 4))
 
 
-def test_what_is_launched_once_compiles_nothing(gpu: Machine, bench: Bench, folder: Path) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+def test_what_is_launched_once_compiles_nothing(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build()
     engine.bind(bench.tensors()).launch(bench.stream)
     bench.stream.record().wait()
     settle_kernels("tensorrt-rtx")
     assert gpu.compiled == [("context", "kernels_0")]
-    engine.close()
 
 
-def test_executions_of_the_same_shapes_share_a_context_without_a_graph(
-    gpu: Machine, bench: Bench, folder: Path
-) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+def test_executions_of_the_same_shapes_share_a_context_without_a_graph(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build()
     executions = [engine.bind(bench.tensors(2, seed=seed)) for seed in range(4)]
     for execution in executions * 2:
         execution.launch(bench.stream)
@@ -124,14 +108,10 @@ def test_executions_of_the_same_shapes_share_a_context_without_a_graph(
         execution.launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before
     bench.stream.record().wait()
-    engine.close()
 
 
-def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(
-    gpu: Machine, bench: Bench, folder: Path
-) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build()
     first, second = (engine.bind(bench.tensors(seed=seed)) for seed in range(2))
     for _ in range(2):
         first.launch(bench.stream)
@@ -143,14 +123,10 @@ def test_kernels_of_a_shape_are_used_while_a_context_for_one_execution_is_made(
     assert gpu.counters["fallback_executes"] == before
     bench.stream.record().wait()
     second.release()
-    engine.close()
 
 
-def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(
-    gpu: Machine, bench: Bench, folder: Path
-) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build()
     tensors = bench.tensors()
     execution = engine.bind(tensors)
     with compiler_busy(engine):
@@ -159,21 +135,18 @@ def test_an_execution_is_ready_for_a_capture_once_its_kernels_are_there(
     settle_kernels("tensorrt-rtx")
     assert execution.prepare(bench.stream)
     execution.warm_up(bench.stream)
-    replay = bench.device.capture(bench.stream, lambda: execution.warm_up(bench.stream))
-    assert replay is not None
+    replay = bench.capture(execution)
     replay.launch(bench.stream)
-    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    bench.check(tensors, feeds_of(2, 4))
     assert gpu.counters["frozen_fallbacks"] == gpu.counters["slow_replays"] == 0
     replay.close()
     execution.release()
-    engine.close()
 
 
-def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench, folder: Path) -> None:
+def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench) -> None:
     """Of an engine that takes memory itself, and of one that refuses: it launches with kernels of its own."""
     gpu.faults["uncapturable"] = True
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+    engine = bench.build()
     tensors = bench.tensors()
     execution = engine.bind(tensors)
     with pytest.raises(CaptureError, match="not stream capturable"):
@@ -185,15 +158,14 @@ def test_without_asking_before_no_execute_is_captured(gpu: Machine, bench: Bench
     before = gpu.counters["fallback_executes"]
     execution.launch(bench.stream)
     assert gpu.counters["fallback_executes"] == before
-    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    bench.check(tensors, feeds_of(2, 4))
     execution.release()
-    engine.close()
 
 
-def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folder: Path) -> None:
+def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench) -> None:
     """A tick closes the engines that others replace."""
-    written(folder)
-    old, new = (opened(folder, bench.device, in_tick=True) for _ in range(2))
+    written(bench.folder)
+    old, _ = (bench.open() for _ in range(2))
     running, go_on = threading.Event(), threading.Event()
     execute = old._specializer.execute
 
@@ -214,14 +186,12 @@ def test_an_engine_is_closed_without_a_wait_for_the_compiler(bench: Bench, folde
     executions[0].release()
     assert not any(job.done() for job in jobs), "waited for the compiler"
     go_on.set()
-    new.close()
 
 
 def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
-    gpu: Machine, bench: Bench, folder: Path, caplog: pytest.LogCaptureFixture
+    gpu: Machine, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+    engine = bench.build()
     gpu.faults["context_none_at"] = list(range(2, 20))
     tensors = bench.tensors()
     execution = engine.bind(tensors)
@@ -231,7 +201,7 @@ def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
     execution.launch(bench.stream)
     with pytest.raises(EngineError, match="not compiled"):
         execution.warm_up(bench.stream)
-    np.testing.assert_allclose(bench.read(tensors["y"]), expected(feeds_of(2, 4)), **CLOSE)
+    bench.check(tensors, feeds_of(2, 4))
     assert sum("goes on with slower kernels" in record.message for record in caplog.records) == 1
     execution.release()
     engine.close()
@@ -241,12 +211,9 @@ def test_where_kernels_cannot_be_compiled_fallback_kernels_go_on(
 
 
 @pytest.mark.parametrize("error", [EngineDeadError("illegal address"), ZeroDivisionError("a defect")])
-def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(
-    error: Exception, bench: Bench, folder: Path
-) -> None:
+def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(error: Exception, bench: Bench) -> None:
     """So does what is no error of the engine."""
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+    engine = bench.build()
     execution = engine.bind(bench.tensors())
 
     go_on = threading.Event()
@@ -262,12 +229,11 @@ def test_a_device_that_is_lost_while_kernels_are_compiled_ends_the_ticks(
     with pytest.raises(type(error), match=str(error)):
         execution.prepare(bench.stream)
     execution.release()
-    engine.close()
 
 
-def test_a_cache_that_is_updated_in_place_is_compiled_for(gpu: Machine, bench: Bench, folder: Path) -> None:
-    write_engine(folder, "cache", cache_graph(), [{"rows": (1, 2, 2)}])
-    engine = opened(folder, bench.device, "cache", in_tick=True)
+def test_a_cache_that_is_updated_in_place_is_compiled_for(gpu: Machine, bench: Bench) -> None:
+    write_engine(bench.folder, "cache", cache_graph(), [{"rows": (1, 2, 2)}])
+    engine = bench.open("cache")
     past = bench.device.zeros((2, 2, 8, 64), np.float32)
     tensors = {
         "past": past, "present": past, "new": bench.device.zeros((2, 2, 1, 64), np.float32),
@@ -278,24 +244,19 @@ def test_a_cache_that_is_updated_in_place_is_compiled_for(gpu: Machine, bench: B
     assert gpu.compiled[-1] == ("execute", "kernels_0")
     assert bench.read(past).sum() == 0, "kernels are compiled on other memory"
     execution.release()
-    engine.close()
 
 
-def test_a_run_outside_of_ticks_does_not_wait_for_the_kernels_of_its_shape(
-    gpu: Machine, bench: Bench, folder: Path
-) -> None:
-    written(folder)
-    engine = opened(folder, bench.device)
+def test_a_run_outside_of_ticks_does_not_wait_for_the_kernels_of_its_shape(gpu: Machine, bench: Bench) -> None:
+    engine = bench.build(in_tick=False)
     for _ in range(6):
         np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), **CLOSE)
     assert [when for when, _ in gpu.compiled] == ["context", "background"]
     assert gpu.counters["fallback_executes"] == 3
-    engine.close()
 
 
 @pytest.mark.parametrize("logs_to_python", [False, True])
 def test_the_end_of_a_context_waits_for_no_thread_that_logs_to_python(
-    gpu: Machine, bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch, logs_to_python: bool
+    gpu: Machine, bench: Bench, monkeypatch: pytest.MonkeyPatch, logs_to_python: bool
 ) -> None:
     """The thread that compiles would wait for the lock that a destructor holds; with the other logger it does."""
     from runtime.engines.tensorrt import library
@@ -303,8 +264,7 @@ def test_the_end_of_a_context_waits_for_no_thread_that_logs_to_python(
     if logs_to_python:
         monkeypatch.setattr(library, "_library", None)
         monkeypatch.setattr(library, "NativeLogger", library.RecentMessagesLogger)
-    written(folder)
-    engine = opened(folder, bench.device)
+    engine = bench.build(in_tick=False)
     engine.run(feeds_of(2, 4))
     engine.close()
     gc.collect()
@@ -312,18 +272,16 @@ def test_the_end_of_a_context_waits_for_no_thread_that_logs_to_python(
     gpu.broken.clear()
 
 
-def test_a_run_of_an_engine_of_ticks_begins_no_compilation(gpu: Machine, bench: Bench, folder: Path) -> None:
+def test_a_run_of_an_engine_of_ticks_begins_no_compilation(gpu: Machine, bench: Bench) -> None:
     """Its context ends behind it, and would wait for that: so does a reload."""
-    written(folder)
-    engine = opened(folder, bench.device, in_tick=True)
+    engine = bench.build()
     spent_ms = sum(ms for (what, _), ms in gpu.spent_ms.items() if what == "kernels")
     np.testing.assert_allclose(engine.run(feeds_of(2, 4))["y"], expected(feeds_of(2, 4)), **CLOSE)
     assert sum(ms for (what, _), ms in gpu.spent_ms.items() if what == "kernels") == spent_ms
     assert [when for when, _ in gpu.compiled] == ["context"]
-    engine.close()
 
 
-def test_what_fails_without_a_reason_is_for_want_of_memory_where_that_is_short(gpu: Machine, folder: Path) -> None:
+def test_what_fails_without_a_reason_is_for_want_of_memory_where_that_is_short(gpu: Machine) -> None:
     from runtime.engines.tensorrt.library import library
 
     log = library().logger
@@ -336,10 +294,9 @@ def test_what_fails_without_a_reason_is_for_want_of_memory_where_that_is_short(g
 
 @pytest.mark.parametrize("verbosity", ["DETAILED", "LAYER_NAMES_ONLY", "NONE"])
 def test_a_profile_has_the_time_of_every_layer_with_the_shape_s_kernels(
-    verbosity: str, gpu: Machine, bench: Bench, folder: Path
+    verbosity: str, gpu: Machine, bench: Bench
 ) -> None:
-    written(folder, verbosity=verbosity)
-    engine = opened(folder, bench.device)
+    engine = bench.build(verbosity=verbosity, in_tick=False)
     nodes = engine.profile(feeds_of(2, 4), 5)
     assert all(len(node.runs_ms) == 5 and min(node.runs_ms) > 0 for node in nodes)
     assert gpu.counters["fallback_executes"] == 0
@@ -348,4 +305,3 @@ def test_a_profile_has_the_time_of_every_layer_with_the_shape_s_kernels(
         assert all("[ONNX Layer: " in node.facts["Metadata"] for node in nodes)
         sizes = {tensor["Name"]: tensor["Dimensions"] for node in nodes for tensor in node.facts["Inputs"]}
         assert sizes["x"] == [2, 4, 64]
-    engine.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from helpers.engine_behaviour import Bench, opened, written
+from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
 
 RELEASE = "1.7.1.116"
@@ -30,14 +30,17 @@ def start(folder: Path, **options: Any) -> Machine:
 
 
 def play(folder: Path) -> None:
-    bench = Bench()
-    engine = opened(folder, bench.device, in_tick=True)
-    execution = engine.bind(bench.tensors())
-    execution.warm_up(bench.stream)
-    bench.stream.record().wait()
-    execution.release()
-    engine.close()
+    bench = Bench(folder)
+    warm_up(bench, bench.open(), 2)
     bench.close()
+
+
+def warm_up(bench: Bench, engine: Any, *rows: int) -> None:
+    for count in rows:
+        execution = engine.bind(bench.tensors(count))
+        execution.warm_up(bench.stream)
+        bench.stream.record().wait()
+        execution.release()
 
 
 def file_of(folder: Path, release: str = RELEASE, card: str = "sm89-simulated-gpu-2048") -> Path:
@@ -64,15 +67,11 @@ def test_it_lies_beside_the_engines_and_belongs_to_none(folder: Path) -> None:
 def test_a_shape_that_is_new_is_added(folder: Path) -> None:
     start(folder)
     with simulated(rtx=True) as machine:
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
-        execution = engine.bind(bench.tensors(3))
-        execution.warm_up(bench.stream)
-        bench.stream.record().wait()
-        execution.release()
+        bench = Bench(folder)
+        engine = bench.open()
+        warm_up(bench, engine, 3)
         assert [when for when, _ in machine.compiled] == ["execute"]
         engine._specializer.settle()
-        engine.close()
         bench.close()
     assert start(folder).compiled == []
 
@@ -86,16 +85,11 @@ def two_processes(folder: Path, first: Sequence[int], second: Sequence[int], *, 
         machine.faults["replacing_caches"] = replaces
         if not folder.is_dir():
             written(folder)
-        benches = Bench(), Bench()
-        engines = [opened(folder, bench.device, in_tick=True) for bench in benches]
-        for bench, engine, shapes in zip(benches, engines, (first, second), strict=True):
-            for rows in shapes:
-                execution = engine.bind(bench.tensors(rows))
-                execution.warm_up(bench.stream)
-                bench.stream.record().wait()
-                execution.release()
-        for bench, engine in zip(benches, engines, strict=True):
-            engine.close()
+        benches = Bench(folder), Bench(folder)
+        engines = [bench.open() for bench in benches]
+        for bench, engine, rows in zip(benches, engines, (first, second), strict=True):
+            warm_up(bench, engine, *rows)
+        for bench in benches:
             bench.close()
     return machine
 
@@ -115,11 +109,9 @@ def test_where_kernels_cannot_be_put_together_the_most_stay(folder: Path) -> Non
 
 def test_kernels_that_the_library_does_not_give_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with simulated(rtx=True) as machine:
-        written(folder)
-        bench = Bench()
-        engine = opened(folder, bench.device, in_tick=True)
+        bench = Bench(folder)
+        bench.build()
         machine.faults["serialize_cache_none"] = True
-        engine.close()
         bench.close()
     assert "compiled kernels are not kept for the next start" in caplog.text
     assert not file_of(folder).exists()
@@ -211,8 +203,8 @@ def test_a_file_that_another_process_locks_is_left_alone(
 
         monkeypatch.setattr(kernel_cache, "LOCK_TIMEOUT_S", 0.01)
         with FileLock(f"{file_of(folder)}.lock"):
-            bench = Bench()
-            opened(folder, bench.device, in_tick=True).close()
+            bench = Bench(folder)
+            bench.open()
             bench.close()
     assert "cannot be read" in caplog.text
     assert "are not kept" in caplog.text
