@@ -29,6 +29,8 @@ INPUTS: Final = {
     "condition_mask": "condition_mask",
     "context": "context_latents",
 }
+# Of decoders that jump, besides.
+JUMP_INPUTS: Final = {"time_end": "timestep_r", "guidance": "guidance"}
 # Of the graphs of texts and lyrics.
 TEXT_INPUTS: Final = {"tokens": "input_ids", "mask": "attention_mask"}
 TEXT_OUTPUTS: Final = {"condition": "condition", "mask": "condition_mask"}

@@ -25,7 +25,11 @@ AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "condition": ("rows", "tokens", "width"),
     "condition_mask": ("rows", "tokens"),
     "context": ("rows", "frames", "context_channels"),
+    "time_end": ("rows",),
+    "guidance": ("rows",),
 }
+# Those of a decoder without jumps.
+USUAL: Final = tuple(role for role in AXES if role not in ("time_end", "guidance"))
 # Rows, multiples of frames and tokens of the examples that a graph is compared with its module on.
 _CHECKED_SIZES: Final = ((1, 1, 1), (2, 17, 7))
 _TRACED_SIZE: Final = (3, 32, 5)
@@ -43,7 +47,7 @@ class DecoderShape:
     condition_width: int = 0
     frame_multiple: int = 1
     tokens: tuple[int, int] | None = (1, 64)
-    inputs: Mapping[str, str] = field(default_factory=lambda: {role: role for role in AXES})
+    inputs: Mapping[str, str] = field(default_factory=lambda: {role: role for role in USUAL})
 
     def axes(self, role: str) -> tuple[str, ...]:
         """The axes of an input; those of tokens are left out where the condition is one vector."""
@@ -70,7 +74,7 @@ class DecoderShape:
 
 
 def _values(role: str, shape: list[int], generator: torch.Generator) -> Tensor:
-    if role == "time":
+    if role in ("time", "time_end", "guidance"):
         return torch.rand(shape, generator=generator)
     if role == "condition_mask":
         mask = (torch.rand(shape, generator=generator) > 0.3).float()

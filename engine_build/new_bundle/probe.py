@@ -242,7 +242,7 @@ class _Decoder:
         found: dict[str, NDArray[Any]] = {}
         for info in (choice.tensor for role, choice in chosen.items() if role != "velocity"):
             shape = _shape(self.graph, info, letters[info.name], sizes)
-            is_plain = info.name in (names.time, names.condition_mask)
+            is_plain = info.name in (*names.row_numbers, names.condition_mask)
             found[info.name] = (np.ones(shape) if is_plain else random.standard_normal(shape)).astype(np.float32)
         return found
 

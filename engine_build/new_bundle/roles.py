@@ -21,6 +21,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "context": ("context", "known"),
     "condition": ("encoder_hidden_states", "cond", "text", "emb", "prompt", "pool", "context"),
     "condition_mask": ("mask",),
+    "time_end": ("_r", "end", "next", "target"),
+    "guidance": ("guidance", "cfg"),
 }
 REQUIRED = ("velocity", "latents", "time")
 SHAPES = {
@@ -30,11 +32,15 @@ SHAPES = {
     "context": "an input [B, T, 2 C]",
     "condition": "an input [B, L, D] or [B, D] with a fixed width D",
     "condition_mask": "an input [B, L], where L is that of the condition [B, L, D]",
+    "time_end": "an input [B] for the time where a jump ends, beside the time",
+    "guidance": "an input [B] for the guidance that is built in, beside the time where a jump ends",
 }
 
 
 # Roles whose shape says enough where only one tensor has it.
 UNMISTAKABLE = ("velocity", "latents")
+# Of the inputs [B], whose names have parts in common: a time is none of these by its name.
+NO_TIME = ("time_end", "guidance")
 # Role -> the one with whose tensor it shares its frames or tokens.
 BESIDE = {"latents": "velocity", "context": "latents", "condition_mask": "condition"}
 
@@ -111,7 +117,7 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> boo
     rank, last = len(info.shape), info.shape[-1] if info.shape else 0
     if role == "velocity":
         return rank == 3 and isinstance(last, int)
-    if role == "time":
+    if role in ("time", *NO_TIME):
         return rank == 1
     channels = int(found["velocity"].tensor.shape[2])
     if role == "latents":
@@ -134,7 +140,7 @@ def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) ->
     may be usual for another role: then the user is asked, too.
     """
     fitting = [info for info in fitting if len(info.shape) == max(len(other.shape) for other in fitting)]
-    named = [info for info in fitting if any(part in info.name.lower() for part in NAMES[role])]
+    named = [info for info in fitting if _is_named(role, info)]
     if not fitting and role in REQUIRED:
         raise _refused(graph, f"a velocity decoder: it has not {SHAPES[role]}")
     if not fitting:
@@ -145,6 +151,12 @@ def _choose(graph: Graph, role: str, fitting: Sequence[TensorInfo], ask: Ask) ->
         return AssignedRole(role, named[0], "by its shape and its name")
     chosen = ask(role, fitting)
     return None if chosen is None else AssignedRole(role, chosen, "asked")
+
+
+def _is_named(role: str, info: TensorInfo) -> bool:
+    name = info.name.lower()
+    others = NO_TIME if role == "time" else ()
+    return any(part in name for part in NAMES[role]) and not any(part in name for one in others for part in NAMES[one])
 
 
 def _is_named_otherwise(role: str, info: TensorInfo) -> bool:

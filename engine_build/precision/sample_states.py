@@ -87,10 +87,17 @@ def _states(
             fixed[names.context] = np.stack([np.concatenate([values, wanted], axis=1)] * 2)  # [2,T,2C], both rows
         x = np.random.default_rng(seed + index).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
         for t, following in pairwise(times):
-            feed = {**fixed, names.latents: np.stack([x, x]), names.time: np.full(2, t, np.float32)}
+            feed = {**fixed, names.latents: np.stack([x, x]), **_both_rows(names.numbers(t, t, 1.0))}
             yield feed
+            if names.time_end is not None:
+                built_in = min(guidance, bundle.decoder.jump_guidance[1])
+                yield feed | _both_rows(names.numbers(t, following, built_in))
             negative, positive = runner.run([bundle.decoder.outputs.velocity], feed)[0]  # [T,C] each
             x = x + (following - t) * (negative + guidance * (positive - negative))
+
+
+def _both_rows(numbers: Mapping[str, float]) -> Arrays:
+    return {name: np.full(2, value, np.float32) for name, value in numbers.items()}
 
 
 def _conditions(

@@ -126,7 +126,7 @@ def _decoder_ports(graph: Graph, decoder: DecoderSpec) -> list[Port]:
     # A sum of many random tokens may ask for what no prompt does: the demo's tempo, multiplied by the time of a late
     # frame, would show how float32 rounds.
     mask = "copies" if decoder.mask_counts else "keep"
-    values = {"time": "unit", "condition_mask": mask, "condition": "tenth"}
+    values = {"time": "unit", "time_end": "unit", "guidance": "unit", "condition_mask": mask, "condition": "tenth"}
     return [
         Port(f"decoder.inputs.{role}", name, letters[name], values=values.get(role, "normal"))
         for role, name in names.model_dump(exclude_none=True).items()

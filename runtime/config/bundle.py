@@ -117,6 +117,8 @@ class Bundle(TomlTable):
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
+        if self.sampler.solver == "jump" and self.decoder.inputs.time_end is None:
+            raise ValueError('sampler.solver "jump" needs decoder.inputs.time_end: the time where a jump ends')
         if (self.context is None) != (self.decoder.inputs.context is None):
             raise ValueError("[context] and decoder.inputs.context go together: the bundle has one without the other")
         if self.codec is not None and self.codec.sample_rate_hz != self.codec.hop_samples * self.latents.frame_rate_hz:

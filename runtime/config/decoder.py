@@ -35,11 +35,15 @@ class LatentSpec(TomlTable):
 class DecoderInputs(TomlTable):
     """Role -> tensor name. latents `[R,T,C]`, time `[R]`, condition `[R,L,D]`, its mask `[R,L]`, context `[R,T,X]`.
 
-    The condition may also be one vector per row, `[R,D]`.
+    The condition may also be one vector per row, `[R,D]`. time_end `[R]`: of a decoder of mean velocities, the time
+    where the jump from `time` ends; where it is `time`, the output is the velocity. guidance `[R]`: the guidance that
+    is built into a jump; 1 is none.
     """
 
     latents: str
     time: str
+    time_end: str | None = None
+    guidance: str | None = None
     condition: str | None = None
     condition_mask: str | None = None
     context: str | None = None
@@ -48,13 +52,25 @@ class DecoderInputs(TomlTable):
     def _check_mask(self) -> Self:
         if self.condition is None and self.condition_mask is not None:
             raise ValueError("condition_mask belongs to a condition: name that too")
+        if self.time_end is None and self.guidance is not None:
+            raise ValueError("guidance is built into jumps, which end at time_end: name that too")
         return self
+
+    @property
+    def row_numbers(self) -> tuple[str, ...]:
+        """The tensors with one number per row: the time, then where a jump ends and its guidance."""
+        return tuple(name for name in (self.time, self.time_end, self.guidance) if name is not None)
+
+    def numbers(self, time: float, time_end: float, guidance: float) -> dict[str, float]:
+        """Tensor name -> what a row tells the decoder, as far as it takes it."""
+        values = {self.time: time, self.time_end: time_end, self.guidance: guidance}
+        return {name: value for name, value in values.items() if name is not None}
 
     def letters(self, condition_rank: int = 3) -> dict[str, str]:
         """Tensor name -> its shape letters, where the condition has `condition_rank` dimensions."""
-        roles = {
+        roles: dict[str | None, str] = {
             self.latents: "RTC",
-            self.time: "R",
+            **dict.fromkeys(self.row_numbers, "R"),
             self.condition: "RD" if condition_rank == 2 else "RLD",
             self.condition_mask: "RL",
             self.context: "RTX",
@@ -73,12 +89,13 @@ class DecoderSpec(TomlTable):
 
     null_condition: a .npy file with the null condition's tokens, float32 `[L, D]`, for models that learn them; without
     it the text encoder encodes the empty text. mask_counts: the mask says how often a token counts, so that equal
-    tokens are one.
+    tokens are one. jump_guidance: the least and the most guidance that its jumps have learnt.
     """
 
     graph: FileName
     null_condition: FileName | None = None
     mask_counts: bool = False
+    jump_guidance: tuple[float, float] = (1.0, 1.0)
     inputs: DecoderInputs
     outputs: DecoderOutputs
 
@@ -86,6 +103,15 @@ class DecoderSpec(TomlTable):
     def _check_counts(self) -> Self:
         if self.mask_counts and self.inputs.condition_mask is None:
             raise ValueError("mask_counts is said of a condition_mask: name that too")
+        return self
+
+    @model_validator(mode="after")
+    def _check_jumps(self) -> Self:
+        least, most = self.jump_guidance
+        if not 0 <= least <= 1.0 <= most <= 100:
+            raise ValueError("jump_guidance: expected the least, at most 1, and the most, at least 1")
+        if "jump_guidance" in self.model_fields_set and self.inputs.guidance is None:
+            raise ValueError("jump_guidance is said of the input guidance: name that in decoder.inputs")
         return self
 
 

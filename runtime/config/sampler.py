@@ -92,24 +92,49 @@ class LogSnrSchedule(TomlTable):
         return self
 
 
-class SamplerSpec(TomlTable):
-    """Defaults of a generation. `live_steps` holds in live sessions, where a change should be heard soon.
+class StepsSpec(TomlTable):
+    """How many steps a generation takes by default, and their times. `live_steps` holds in live sessions, where a
+    change should be heard soon.
 
-    blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
-    mean of velocities, in which what one prompt plays alone is as weak as its share. blend_energy_below: in steps at
-    times below it, power 2 takes its place. schedule: what the times of any number of steps are made by, in place of
-    the linear schedule and its shift. schedules: number of steps -> the time of each, in place of what schedule or
-    shift make of that number: where a generation gives no shift and starts from noise. noise_layout: the order in which
-    torch's noise of a seed is drawn. guidance_reason: why the model takes no guidance but 1, such as "it is distilled:
-    guidance is built in".
+    schedules: number of steps -> the time of each, in place of what [sampler] schedule or shift make of that number:
+    where a generation gives no shift and starts from noise.
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
+    schedules: Mapping[int, tuple[float, ...]] = {}
+
+    @model_validator(mode="after")
+    def _check_schedules(self) -> Self:
+        for steps, times in self.schedules.items():
+            falls = all(later < earlier for earlier, later in pairwise((*times, 0.0)))
+            if len(times) != steps or not falls or times[0] != 1.0:
+                raise ValueError(f"schedules.{steps}: expected {steps} times, from 1 down to above 0")
+        return self
+
+
+class VelocitySpec(StepsSpec):
+    """[sampler.velocity]: steps of velocity, of a decoder that jumps by default."""
+
+    solver: Literal["ode", "sde", "ab2"] = "ode"
+
+
+class SamplerSpec(StepsSpec):
+    """Defaults of a generation.
+
+    solver: "jump" is for decoders with a time_end; generations that ask for what a jump cannot do, or for another
+    solver, take the steps of `velocity`.
+    blend_power: several prompts are blended by the mean of this power of what each predicts, around silence; 1 is the
+    mean of velocities, in which what one prompt plays alone is as weak as its share. blend_energy_below: in steps at
+    times below it, power 2 takes its place. schedule: what the times of any number of steps are made by, in place of
+    the linear schedule and its shift. noise_layout: the order in which torch's noise of a seed is drawn.
+    guidance_reason: why the model takes no guidance but 1, such as "it is distilled: guidance is built in".
+    """
+
     shift: float = Field(default=1.0, gt=0)
     schedule: LogSnrSchedule | None = None
-    schedules: Mapping[int, tuple[float, ...]] = {}
-    solver: Literal["ode", "sde", "ab2"] = "ode"
+    solver: Literal["ode", "sde", "ab2", "jump"] = "ode"
+    velocity: VelocitySpec | None = None
     noise_layout: NoiseLayout = "time_channels"
     guidance: float = 1.0
     guidance_reason: str = ""
@@ -135,15 +160,17 @@ class SamplerSpec(TomlTable):
         return self
 
     @model_validator(mode="after")
+    def _check_velocity(self) -> Self:
+        if (self.velocity is None) == (self.solver == "jump"):
+            raise ValueError('[sampler.velocity] goes with solver = "jump": give both or neither')
+        return self
+
+    def steps_of(self, solver: str) -> StepsSpec:
+        """Steps and times by default, of a solver."""
+        return self if self.velocity is None or solver == self.solver else self.velocity
+
+    @model_validator(mode="after")
     def _check_blend(self) -> Self:
         if self.blend_energy_below and self.blend_power <= 2:
             raise ValueError(f"blend_energy_below is for blend_power 4 or 8, not {self.blend_power}: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_schedules(self) -> Self:
-        for steps, times in self.schedules.items():
-            falls = all(later < earlier for earlier, later in pairwise((*times, 0.0)))
-            if len(times) != steps or not falls or times[0] != 1.0:
-                raise ValueError(f"schedules.{steps}: expected {steps} times, from 1 down to above 0")
         return self

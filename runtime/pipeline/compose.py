@@ -15,6 +15,7 @@ from runtime.config.codec import Latents, Pcm
 from runtime.config.conditions import DEFAULTS, Task
 from runtime.music.envelopes import HELD, PLAIN
 from runtime.music.note_levels import Phrase, with_notes
+from runtime.pipeline.sampling import Sampling
 from runtime.pipeline.structure import StructureCodec, given_latents, hints_of
 from runtime.pipeline.text_encoder import TextEncoder, Tokens
 from runtime.requests.curves import Curve
@@ -92,20 +93,20 @@ class RequestComposer:
         segment keeps none. Raises RequestError.
         """
         sampler, source = self.bundle.sampler, inputs.source
-        steps, denoise = _first(options.steps, sampler.steps), denoise_of(options, source, self.bundle)
+        sampling, denoise = Sampling.of(options, self.bundle), denoise_of(options, source, self.bundle)
         mask = self._mask(options, segment, source, tail)
         seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
             conditions=self._counted(self._conditions(options, segment, inputs)),
             negatives=self._counted(self._negatives(options, segment)),
-            steps=steps,
+            steps=sampling.steps,
             shift=_first(options.shift, sampler.shift),
-            timesteps=self._timesteps(options, steps, denoise),
+            timesteps=self._timesteps(options, sampling, denoise),
             denoise=denoise,
             seed=seed,
             guidance_mode=options.guidance_mode,
-            solver=_first(options.solver, sampler.solver),
+            solver=sampling.solver,
             context=self._context(options, segment, inputs, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
             noise=self._noise(options, segment, seed, inputs.noise),
@@ -235,13 +236,14 @@ class RequestComposer:
             return ()
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
-    def _timesteps(self, options: GenerationOptions, steps: int, denoise: float) -> tuple[float, ...] | None:
+    def _timesteps(self, options: GenerationOptions, sampling: Sampling, denoise: float) -> tuple[float, ...] | None:
         """The given times, or the bundle's own for so many steps; None where the shift makes them."""
-        sampler = self.bundle.sampler
+        sampler, steps = self.bundle.sampler, sampling.steps
         if options.timesteps is not None:
             return tuple(options.timesteps)
-        if options.shift is None and denoise >= 1.0 and steps in sampler.schedules:
-            return sampler.schedules[steps]
+        schedules = sampler.steps_of(sampling.solver).schedules
+        if options.shift is None and denoise >= 1.0 and steps in schedules:
+            return schedules[steps]
         if sampler.schedule is None or denoise <= DENOISE_MIN:
             return None
         times = log_snr_schedule(steps, sampler.schedule.start, sampler.schedule.end, denoise=denoise)

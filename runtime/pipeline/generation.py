@@ -34,6 +34,7 @@ from runtime.music.tracker import score_of
 from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.played_notes import PlayedNotes
+from runtime.pipeline.sampling import Sampling
 from runtime.pipeline.songs.ending import Ending, LastNotes, ending_of
 from runtime.pipeline.songs.planner import Caller
 from runtime.pipeline.songs.planning import AnyPlan, is_planned, plan_of, think
@@ -129,8 +130,12 @@ class LongGeneration:
     @property
     def num_steps(self) -> int:
         """The steps of all segments together."""
-        steps = len(self.options.timesteps or ()) or self.options.steps or self._pipeline.bundle.sampler.steps
-        return self.num_segments * steps
+        return self.num_segments * self.sampling.steps
+
+    @property
+    def sampling(self) -> Sampling:
+        """Its solver and the steps of each segment."""
+        return Sampling.of(self.options, self._pipeline.bundle)
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's request, with a new id for each call; None after the last one.

@@ -154,10 +154,11 @@ class GenerationOptions(TextOptions, StepOptions):
         default="full",
         description="The negative: computed each step (full), the initial noise (self), the first step's (initialize).",
     )
-    solver: Literal["ode", "sde", "ab2"] | None = Field(
+    solver: Literal["ode", "sde", "ab2", "jump"] | None = Field(
         default=None,
         description="ode: Euler; sde: fresh noise in each step; ab2: second order, by the velocity of the step before "
-        "(Adams-Bashforth). Default: the model's.",
+        "(Adams-Bashforth); jump: the model's mean velocity over the step, guidance built in, where it has one. "
+        "Default: the model's.",
     )
     initial_noise_curve: UnitCurve | None = Field(
         default=None,

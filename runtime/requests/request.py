@@ -187,7 +187,7 @@ NEUTRAL = StepParameters(
 
 
 GuidanceMode = Literal["full", "self", "initialize"]
-Solver = Literal["ode", "sde", "ab2"]
+Solver = Literal["ode", "sde", "ab2", "jump"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
 
@@ -195,7 +195,8 @@ SOLVERS: tuple[Solver, ...] = get_args(Solver)
 class GenerationRequest:
     """One generation, on its way from noise to latents `[T, C]`.
 
-    conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none).
+    conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none). solver: "jump" takes
+    steps of velocity, with Euler's method, where the step parameters ask for what a jump cannot do (see JumpRule).
     timesteps: t of each step, descending from at most 1, in place of the schedule of steps and shift.
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
@@ -269,7 +270,7 @@ def _check_scalars(request: GenerationRequest) -> None:
     if request.guidance_mode not in ("full", "self", "initialize"):
         raise RequestError(f"expected full, self or initialize, got {request.guidance_mode!r}", field="guidance_mode")
     if request.solver not in SOLVERS:
-        raise RequestError(f"expected ode, sde or ab2, got {request.solver!r}", field="solver")
+        raise RequestError(f"expected ode, sde, ab2 or jump, got {request.solver!r}", field="solver")
 
 
 def frame_fields(request: GenerationRequest) -> list[tuple[str, Any]]:

@@ -62,6 +62,8 @@ def check_request(request: GenerationRequest, bundle: Bundle, deployment: Deploy
 
     Raises RequestError or ShapeError: which tensor, which dimension, what is allowed.
     """
+    if request.solver == "jump" and bundle.decoder.inputs.time_end is None:
+        raise RequestError("the decoder has no jumps", field="solver", fix="ode or ab2")
     _check_frames(request, bundle, deployment)
     _check_channels(request, bundle)
     _check_context(request, bundle)

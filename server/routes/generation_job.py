@@ -286,6 +286,7 @@ class GenerationJob:
             unknown=words.unknown,
             near=words.near,
             meanings=tuple(meaning.values for meaning in self.read.meanings),
+            sampling=generation.sampling.told(),
             losses=self.read.losses,
             estimated=generation.is_estimated and (body.stems is not None or body.response_format == "mid"),
             response_format=body.response_format,

@@ -27,9 +27,10 @@ class GenerationCard(GenerationMetadata):
     """One generation, with the metadata of its file.
 
     unknown: words of its prompts that the model does not know; near: by such a word those that are written most like
-    it. meanings: what of each prompt is played. losses: what of uploaded audio and notes could not be read. estimated:
-    its stems or notes are the encoder's guess. stems: the format of an archive of them, in place of response_format.
-    sample_rate_hz, channels and bit_depth: null where the file has none, or none that is always the same.
+    it. meanings: what of each prompt is played. sampling: its solver and steps, and why it does not jump. losses: what
+    of uploaded audio and notes could not be read. estimated: its stems or notes are the encoder's guess. stems: the
+    format of an archive of them, in place of response_format. sample_rate_hz, channels and bit_depth: null where the
+    file has none, or none that is always the same.
     """
 
     id: str
@@ -40,6 +41,7 @@ class GenerationCard(GenerationMetadata):
     unknown: tuple[str, ...] = ()
     near: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
     meanings: tuple[dict[str, Any], ...] = ()
+    sampling: dict[str, Any] = Field(default_factory=dict)
     losses: tuple[str, ...] = ()
     estimated: bool = False
     response_format: str

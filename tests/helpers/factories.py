@@ -70,7 +70,8 @@ class TinySpec:
     which it needs conditions. group_frames: its codec works in groups of so many frames, in half of its layers shifted
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
     makes one token more of them. sampler, rule: its own lines of [sampler] and [guidance].
-    mask_counts: bundle.toml says what is so, that the decoder's mean is of tokens as often as their mask says.
+    mask_counts: bundle.toml says what is so, that the decoder's mean is of tokens as often as their mask says. jumps:
+    the decoder takes the time where a jump ends, and its guidance; the sampler says what it does with them.
     """
 
     channels: int = 8
@@ -114,6 +115,7 @@ class TinySpec:
     latents: str = ""
     null: bool = False
     mask_counts: bool = False
+    jumps: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -227,6 +229,11 @@ def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
     time = graph.input(f"{spec.prefix}timestep", (rows,))
     hidden = graph.op("MatMul", latents, weight(graph, "w_in", spec.channels, WIDTH))
     hidden = graph.op("Add", hidden, _time_features(graph, time, weight(graph, "w_time", 1, WIDTH)))
+    if spec.jumps:
+        for name in ("timestep_r", "guidance"):
+            number = graph.input(f"{spec.prefix}{name}", (rows,))
+            features = _time_features(graph, number, weight(graph, f"w_{name}", 1, WIDTH))
+            hidden = graph.op("Add", hidden, features)
     if spec.condition:
         w_condition = weight(graph, "w_cond", spec.condition_width, WIDTH)
         hidden = graph.op("Add", hidden, graph.op("MatMul", _pooled(graph, spec), w_condition))
@@ -448,6 +455,7 @@ def _bundle_toml(spec: TinySpec) -> str:
     condition = f'condition = "{p}encoder_hidden_states"\n' if spec.condition else ""
     mask = f'condition_mask = "{p}condition_mask"\n' if spec.mask else ""
     context = f'context = "{p}context_latents"\n' if spec.context else ""
+    jumps = f'time_end = "{p}timestep_r"\nguidance = "{p}guidance"\n' if spec.jumps else ""
     parts = [
         f"""schema_version = 1
 name = "tiny"
@@ -467,10 +475,11 @@ canvas_frames = {spec.canvas_frames}
 graph = "decoder.onnx"
 {'null_condition = "null_condition.npy"' if spec.null else ""}
 mask_counts = {str(spec.mask_counts).lower()}
+{"jump_guidance = [1.0, 4.0]" if spec.jumps else ""}
 [decoder.inputs]
 latents = "{p}hidden_states"
 time = "{p}timestep"
-{condition}{mask}{context}[decoder.outputs]
+{jumps}{condition}{mask}{context}[decoder.outputs]
 velocity = "{p}velocity"
 
 [sampler]

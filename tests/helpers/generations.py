@@ -84,10 +84,11 @@ def expected_latents(
     """The oracle's final latents, with the loop's own decoder engine and noise."""
     engine, roles = loop.engines.decoder, loop.bundle.decoder
 
-    def decode(x: Any, t: float, tokens: Any, context: Any) -> Any:
+    def decode(x: Any, t: float, tokens: Any, context: Any, end: float | None = None, guidance: float = 1.0) -> Any:
+        numbers = roles.inputs.numbers(t, t if end is None else end, guidance)
         feeds = {
             roles.inputs.latents: x[None].astype(np.float32),
-            roles.inputs.time: np.array([t], np.float32),
+            **{name: np.array([number], np.float32) for name, number in numbers.items()},
             roles.inputs.condition: tokens[None],
             roles.inputs.condition_mask: np.ones((1, len(tokens)), np.float32),
             roles.inputs.context: context[None],
@@ -101,7 +102,9 @@ def expected_latents(
         step=lambda k: noise(*shape, seed, Purpose.STEP, k),
     )
     sampler, silence = loop.bundle.sampler, loop.bundle.silence(1)[0]
-    rule = oracle.Rule(sampler.blend_power, silence, sampler.blend_energy_below, loop.bundle.guidance)
+    rule = oracle.Rule(
+        sampler.blend_power, silence, sampler.blend_energy_below, loop.bundle.guidance, roles.jump_guidance
+    )
     return oracle.generate(request, decode, noises, overrides, rule)[-1]
 
 

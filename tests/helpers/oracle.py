@@ -1,7 +1,8 @@
 """Reference implementation of the step semantics in numpy, float64, one generation at a time.
 
 It shares no code with the runtime but the request's types. Shapes: x, noise, source, target `[T, C]`; curves are
-scalars or `[T]`. `decode(x, t, tokens, context)` returns the velocity `[T, C]` of one condition.
+scalars or `[T]`. `decode(x, t, tokens, context)` returns the velocity `[T, C]` of one condition; with two more numbers,
+the time where a jump ends and the guidance that is built in, the mean velocity of the jump.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from runtime.config.sampler import APG, GuidanceSpec
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
 
 F64 = NDArray[np.float64]
-Decode = Callable[[F64, float, NDArray[np.float32], NDArray[np.float32] | None], ArrayLike]
+Decode = Callable[..., ArrayLike]
 
 TINY = 1e-12
 
@@ -26,13 +27,15 @@ TINY = 1e-12
 class Rule:
     """How positive conditions are blended: the power of the mean around `silence` (`[C]`); 1: of velocities.
 
-    energy_below: at times below it, power 2 at most. guidance: how positive and negative become one.
+    energy_below: at times below it, power 2 at most. guidance: how positive and negative become one. jumps: the least
+    and the most guidance that jumps have built in.
     """
 
     power: float = 1.0
     silence: ArrayLike = 0.0
     energy_below: float = 0.0
     guidance: GuidanceSpec = APG
+    jumps: tuple[float, float] = (1.0, 1.0)
 
 
 MEAN = Rule()
@@ -119,16 +122,19 @@ def step(
     p = request.parameters
     x = mask_before(request, state.x, noises.mask, t)
     decoder_input = x * value_or(p.channel_gain, 1.0)
+    is_inside = value_or(p.cfg_interval_start, 0.0) <= 1 - np.float32(t) <= value_or(p.cfg_interval_end, 1.0)
+    sde = request.solver == "sde" or (p.sde_curve is not None and request.source is not None)
+    jumping = request.solver == "jump" and jumps(request, rule)
+    if jumping:
+        decode = jump(decode, 0.0 if sde else t_next, float(np.max(value_or(p.guidance, 1.0))) if is_inside else 1.0)
     v = blend(request.conditions, decode, decoder_input, t, k, request, lambda parts, w: level(rule, x, t, parts, w))
     momentum, kept = state.momentum, state.kept
-    is_inside = value_or(p.cfg_interval_start, 0.0) <= 1 - np.float32(t) <= value_or(p.cfg_interval_end, 1.0)
-    if guides(request) and is_inside:
+    if guides(request) and is_inside and not jumping:
         negative = kept
         if negative is None or request.guidance_mode == "full":
             negative = blend(request.negatives, decode, decoder_input, t, k, request)
         kept = negative if request.guidance_mode != "full" else None
         v, momentum = guide(v, negative, momentum, p, rule.guidance)
-    sde = request.solver == "sde" or (p.sde_curve is not None and request.source is not None)
     draws = sde or bool(np.any(value_or(p.ode_noise, 0.0)))
     guided = guides(request) and is_inside and bool(np.any(np.asarray(value_or(p.guidance, 1.0)) != 1))
     parts = active(request.conditions, k, request), active(request.negatives, k, request) if guided else None
@@ -142,6 +148,23 @@ def step(
     new = integrate(request, x, x0, noise, t, t_next)
     new = correct(p.dcw, new, x - t * v, t)
     return State(new, momentum, kept, before)
+
+
+def jumps(request: GenerationRequest, rule: Rule) -> bool:
+    """Whether its steps are jumps: what guidance they need is built in, one number for all frames."""
+    p = request.parameters
+    guidance = np.asarray(value_or(p.guidance, 1.0), np.float64)
+    if request.guidance_mode != "full":
+        return False
+    usual = {"momentum": rule.guidance.momentum, "rescale": rule.guidance.rescale}
+    is_usual = all(np.all(np.asarray(value_or(getattr(p, name), one)) == one) for name, one in usual.items())
+    is_one = np.ptp(guidance) == 0 and rule.jumps[0] <= guidance.max() <= rule.jumps[1]
+    return bool(np.all(guidance == 1)) or (is_one and is_usual)
+
+
+def jump(decode: Decode, end: float, guidance: float) -> Decode:
+    """Mean velocities of jumps to `end` in place of velocities."""
+    return lambda x, t, tokens, context: decode(x, t, tokens, context, end, guidance)
 
 
 def adams_bashforth(v: F64, h: float, v_before: F64, h_before: float) -> F64:

@@ -67,23 +67,26 @@ class PlainGeneration:
         request = self._composer.compose(drawn, Segment(0, frames, total_frames=frames))
         scale = request.parameters.guidance
         assert isinstance(scale, float)
-        given = self._inputs(request, is_guided=scale != 1.0)
+        jumps, roles = request.solver == "jump", self._bundle.decoder.inputs
+        given = self._inputs(request, is_guided=scale != 1.0 and not jumps)
         x: F32 = noise(frames, self._bundle.latents.channels, request.seed)
         momentum: F32 = np.zeros_like(x)
         times = schedule(request.steps, shift=request.shift) if request.timesteps is None else request.timesteps
         times = np.array([*times[: request.steps], 0.0], np.float32)  # [K + 1]
         for time, later in itertools.pairwise(times):
-            velocity = self._velocities(x, time, given)  # [R, T, C]
+            numbers = roles.numbers(time, *((later, scale) if jumps else (time, 1.0)))
+            velocity = self._velocities(x, numbers, given)  # [R, T, C]
             v = velocity[0]
             if len(velocity) > 1:
                 v, momentum = guided(v, velocity[1], momentum, scale, self._bundle.guidance)
             x = x + (later - time) * v
         return x
 
-    def _velocities(self, x: F32, time: np.float32, given: dict[str, NDArray[np.generic]]) -> F32:
-        """`[R, T, C]`, one row per condition."""
+    def _velocities(self, x: F32, numbers: Mapping[str, float], given: dict[str, NDArray[np.generic]]) -> F32:
+        """`[R, T, C]`, one row per condition. numbers: what each row tells the decoder."""
         spec, rows = self._bundle.decoder, len(next(iter(given.values())))
-        feeds = {spec.inputs.latents: np.repeat(x[None], rows, axis=0), spec.inputs.time: np.full(rows, time), **given}
+        feeds = {spec.inputs.latents: np.repeat(x[None], rows, axis=0), **given}
+        feeds |= {name: np.full(rows, value, np.float32) for name, value in numbers.items()}
         velocity: F32 = run_once(self._decoder, feeds)[spec.outputs.velocity]
         return velocity
 

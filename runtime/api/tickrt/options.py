@@ -92,7 +92,7 @@ class _Common(TypedDict, total=False):
     momentum: Curve | None
     rescale: Curve | None
     velocity_scale: Curve | None
-    solver: Literal["ode", "sde", "ab2"] | None
+    solver: Literal["ode", "sde", "ab2", "jump"] | None
     sde_curve: Curve | None
     ode_noise: Curve | None
     initial_noise_curve: Curve | None

@@ -191,7 +191,11 @@ class ControlState:
         changed = {name: value for name, value in values.items() if name == "denoise" or value != self.defaults[name]}
         always = {name: self.defaults[name] for name in WHOLE_NUMBERS}
         texts = {"prompt": self._prompt_at(at_s), "blend": self.blend}
-        return NO_OPTIONS.model_copy(update=texts | always | changed)
+        options = NO_OPTIONS.model_copy(update=texts | always | changed)
+        if self._model.steps_of is None or "steps" in changed:
+            return options
+        usual = self._model.steps_of(options.model_copy(update={"steps": None}))
+        return options.model_copy(update={"steps": usual})
 
     def final_options(self) -> GenerationOptions:
         """Options of a generation with hints, once nothing moves."""

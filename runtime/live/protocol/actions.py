@@ -115,7 +115,8 @@ class LiveModel:
     the prompts say of single parts. catalog: the adapters that there are now. plan: None where no session has one.
     identity: which model it is now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems:
     layers can be told apart. music: its musical controls. loop_lengths: the values of T that loops have; ():
-    those of generations.
+    those of generations. steps_of: how many steps a generation takes whose client sets no number; None: that of
+    `defaults`.
     """
 
     sample_rate_hz: int
@@ -143,6 +144,7 @@ class LiveModel:
     has_stems: bool = False
     music: ControlsSpec = field(default_factory=ControlsSpec)
     loop_lengths: tuple[int, ...] = ()
+    steps_of: Callable[[GenerationOptions], int] | None = None
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""

@@ -53,14 +53,15 @@ class LengthBucket:
         self._launches, self._worker, self._factors = launches, worker, factors
         self._generation = 0
         self._slot_count, self._channels, self._rule = runtime.depth, bundle.latents.channels, bundle.guidance.rule
-        most_rows = 2 * MAX_CONDITIONS * self._slot_count
-        self._vectors = PackedVectors(device, vectors_bytes(self._slot_count, most_rows))
+        row_numbers = bundle.decoder.inputs.row_numbers
+        most_numbers = 2 * MAX_CONDITIONS * self._slot_count * len(row_numbers)
+        self._vectors = PackedVectors(device, vectors_bytes(self._slot_count, most_numbers))
         self.state = parts.state(
             device, context.stream, self._vectors, slot_count=self._slot_count, frames=frames, channels=self._channels
         )
-        time = context.engines.decoder.inputs[bundle.decoder.inputs.time]
-        # [most R], each at an aligned address
-        self._times = self._vectors.take(most_rows * ALIGNED * 4 // np.dtype(time.dtype).itemsize, time.dtype)
+        dtype = context.engines.decoder.inputs[row_numbers[0]].dtype
+        # [most R] of each kind, each at an aligned address
+        self._numbers = self._vectors.take(most_numbers * ALIGNED * 4 // np.dtype(dtype).itemsize, dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
         self._steps = parts.step(device, context.stream, self.state, runtime.ticks_in_flight + 1)
         folds_tokens = bundle.decoder.inputs.condition_mask is not None
@@ -94,7 +95,7 @@ class LengthBucket:
         before = _layout_facts(live)
         live.work = slot.work
         live.refresh()
-        self.state.write(slot.index, slot.work.values.fields)
+        self.state.update(slot.index, slot.work)
         if live.pauses_guidance:
             self.state.write(slot.index, live.guidance_fields)
         if _layout_facts(live) != before:
@@ -135,7 +136,7 @@ class LengthBucket:
         if layout.features & {"sde", "ode_noise"}:
             for live in self._drawing():
                 self._noise.write(live)
-        self._rows.set_times(self.state.set_times())
+        self._rows.set_numbers(self.state.set_times())
         for live in self._multistep:
             self.state.extrapolate(live.slot.index, live.extrapolation)
         self.state.flush()
@@ -293,7 +294,7 @@ class LengthBucket:
         return self._variants[key]
 
     def _row_buffers(self, capacity: int) -> RowBuffers:
-        return self._parts.rows(self._context, self._vectors, self._times, frames=self.frames, capacity=capacity)
+        return self._parts.rows(self._context, self._vectors, self._numbers, frames=self.frames, capacity=capacity)
 
 
 def _layout_facts(live: LiveSlot) -> tuple[object, ...]:

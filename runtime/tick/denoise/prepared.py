@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.config.sampler import GuidanceSpec
 from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
-from runtime.requests.request import NEUTRAL, Condition, Dcw, GenerationRequest, StepParameters, fit
+from runtime.requests.jumps import NO_JUMPS, JumpRule
+from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters, fit
 from runtime.requests.timesteps import Purpose, extrapolation, noise, schedule, target_gate
+from runtime.tick.denoise.slot_fields import GUIDANCE_FEATURES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,7 @@ class StepValues:
 
     features, row_features: what the step and the rows graph must be able to do for it ("blend" depends on the step and
     is added per tick). fields: field of slot_fields -> its row, None where neutral. adapters: those with a strength.
+    jump_guidance: what is built into its jumps; None where its steps are of velocity.
     """
 
     parameters: StepParameters
@@ -28,6 +30,7 @@ class StepValues:
     row_features: frozenset[str]
     fields: Mapping[str, Any]
     adapters: tuple[AdapterUse, ...] = ()
+    jump_guidance: float | None = None
 
     @property
     def is_guided(self) -> bool:
@@ -92,12 +95,27 @@ class PreparedGeneration:
         return self.request.steps
 
     def is_guided(self, step: int) -> bool:
-        """Whether guidance acts in a step: where 1 - t is inside of the guidance interval."""
+        """Whether guidance acts on the velocities of a step: where 1 - t is inside of the guidance interval."""
+        return self.values.is_guided and self._is_inside(step)
+
+    def _is_inside(self, step: int) -> bool:
         parameters = self.values.parameters
         start, end = parameters.cfg_interval_start, parameters.cfg_interval_end
         assert start is not None
         assert end is not None
-        return self.values.is_guided and start <= 1.0 - float(self.times[step]) <= end
+        return start <= 1.0 - float(self.times[step]) <= end
+
+    def row_numbers(self) -> tuple[list[float], list[float], list[float]]:
+        """Of each step what its rows tell the decoder: the time, where a jump ends, the guidance that is built in.
+
+        A jump ends at the next step's time; where the step is taken from the clean latents (sde), at 0. A velocity is
+        that of a jump which ends where it begins.
+        """
+        times, guidance = self.times.tolist(), self.values.jump_guidance
+        if guidance is None:
+            return times[:-1], times[:-1], [1.0] * self.steps
+        ends = [0.0] * self.steps if "sde" in self.values.features else times[1:]
+        return times[:-1], ends, [guidance if self._is_inside(step) else 1.0 for step in range(self.steps)]
 
     def phase(self, step: int) -> Phase:
         """The conditions that take part in a step."""
@@ -131,26 +149,31 @@ def _times(request: GenerationRequest) -> Array:
     return schedule(request.steps, shift=request.shift, denoise=request.denoise)  # [K + 1]
 
 
-def neutral_of(guidance: GuidanceSpec) -> StepParameters:
-    """What holds where neither a session nor its request says anything. No momentum where the rule has none."""
-    return replace(NEUTRAL, momentum=guidance.momentum, rescale=guidance.rescale)
-
-
 def resolve(
     request: GenerationRequest,
     session: StepParameters,
     catalog: AdapterCatalog = NO_ADAPTERS,
-    neutral: StepParameters = NEUTRAL,
+    rule: JumpRule = NO_JUMPS,
 ) -> StepValues:
     """Step parameters, the session's over the request's over neutral, and what they ask of the graphs.
 
     Raises RequestError for adapters that the catalog does not have.
     """
-    parameters = fit(session, request.frames).over(request.parameters).over(neutral)
+    parameters = fit(session, request.frames).over(request.parameters).over(rule.neutral)
+    assert parameters.guidance is not None
+    jumps = request.solver == "jump" and request.guidance_mode == "full"
+    jumps &= not rule.reason(parameters.guidance, parameters.momentum, parameters.rescale)
     features = step_features(request, parameters)
-    fields = _step_fields(request, parameters, features)
-    adapters = catalog.uses(parameters.adapters or {})
-    return StepValues(parameters, features, row_features(request, parameters), fields, adapters)
+    if jumps:
+        features -= GUIDANCE_FEATURES
+    return StepValues(
+        parameters,
+        features,
+        row_features(request, parameters),
+        _step_fields(request, parameters, features),
+        catalog.uses(parameters.adapters or {}),
+        float(np.max(parameters.guidance)) if jumps else None,
+    )
 
 
 def start_latents(request: GenerationRequest, noise: Array, first_time: float) -> Array:

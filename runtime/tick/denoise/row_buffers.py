@@ -110,14 +110,15 @@ class Buffer:
 class RowBuffers:
     """Everything with a row dimension, for T frames and up to `capacity` rows.
 
-    `times` has room for a flow time per row, those of an execute next to each other at an aligned address.
+    `numbers` has room for the time of every row, and where a jump ends and its guidance, if the decoder takes them:
+    those of an execute next to each other, each kind at an aligned address.
     """
 
     def __init__(
         self,
         context: TickContext,
         vectors: PackedVectors,
-        times: tuple[Tensor, NDArray[Any]],
+        numbers: tuple[Tensor, NDArray[Any]],
         *,
         frames: int,
         capacity: int,
@@ -125,11 +126,12 @@ class RowBuffers:
         device, bundle, decoder = context.device, context.bundle, context.engines.decoder
         tokens, adapter_rank = context.deployment.max_tokens, context.runtime.adapter_rank
         self._device, self._stream, self._vectors = device, context.stream, vectors
-        self._time, host_times = times
-        self._host_times = host_view(host_times) if host_times.dtype == np.float32 else host_times
-        self._time_places: list[tuple[int, int]] = []
-        self._first_time_bytes = vectors.used_bytes - self._time.size_bytes
+        self._numbers, host_numbers = numbers
+        self._host_numbers = host_view(host_numbers) if host_numbers.dtype == np.float32 else host_numbers
+        self._number_places: list[tuple[int, int, int]] = []
+        self._first_number_bytes = vectors.used_bytes - self._numbers.size_bytes
         self._roles = bundle.decoder.inputs
+        self._num_kinds = len(self._roles.row_numbers)
         self.frames, self.capacity, self.tokens = frames, capacity, tokens
         self.channels = bundle.latents.channels
         self.context_channels = bundle.context_channels
@@ -174,20 +176,24 @@ class RowBuffers:
                     self._set_context(place, row.request.context, begin)
         self.row_slots.array(len(layout.rows))[:] = [row.slot_index for row in layout.rows]  # [R]
         self.row_slots.flush(len(layout.rows), self._stream)
-        last = layout.executes[-1]
-        num_times = last.begin * ALIGNED + last.end - last.begin
-        self._time_places = [
-            (begin * ALIGNED + place, layout.rows[begin + place].slot_index)
+        self._number_places = [
+            (self._first_number(begin, end, kind) + place, layout.rows[begin + place].slot_index, kind)
             for begin, end, _ in layout.executes
+            for kind in range(self._num_kinds)
             for place in range(end - begin)
         ]
-        self._vectors.limit_bytes = self._first_time_bytes + num_times * self._time.dtype.itemsize
+        num_numbers = self._number_places[-1][0] + 1
+        self._vectors.limit_bytes = self._first_number_bytes + num_numbers * self._numbers.dtype.itemsize
         self.layout = layout
 
-    def set_times(self, slot_times: Sequence[float]) -> None:
-        """Write each row's flow time, from those of the slots. The vectors' owner uploads them."""
-        for place, slot_index in self._time_places:
-            self._host_times[place] = slot_times[slot_index]  # one of [R]
+    def set_numbers(self, of_slots: Sequence[tuple[float, ...]]) -> None:
+        """Write what each row tells the decoder, from the slots' own. The vectors' owner uploads them."""
+        for place, slot_index, kind in self._number_places:
+            self._host_numbers[place] = of_slots[slot_index][kind]  # one of [R]
+
+    def _first_number(self, begin: int, end: int, kind: int) -> int:
+        """Where the numbers of a kind of an execute begin: the kinds of an execute lie one after the other."""
+        return begin * ALIGNED * self._num_kinds + kind * _round_up(end - begin)
 
     def set_adapters(
         self, layout: RowLayout, factors: AdapterFactors, uses: Mapping[int, tuple[AdapterUse, ...]]
@@ -214,8 +220,9 @@ class RowBuffers:
         tensors = {
             # [R, T, C]
             self._roles.latents: hidden_states.view(rows, frames, channels, start=begin * frames * channels),
-            self._roles.time: self._time.view(rows, start=begin * ALIGNED),  # [R]
         }
+        for kind, name in enumerate(self._roles.row_numbers):
+            tensors[name] = self._numbers.view(rows, start=self._first_number(begin, end, kind))  # [R]
         if self.condition is not None and self._roles.condition is not None:
             shape = (rows, tokens, self.width) if self._has_tokens else (rows, self.width)
             # [R, L, D] or [R, D]

@@ -106,13 +106,21 @@ class DoubleBuffer:
         return self.sides[side]
 
 
+# What rows without a generation tell the decoder: see PreparedGeneration.row_numbers.
+NO_ROW = (1.0, 1.0, 1.0)
+
+
 @dataclass(slots=True)
 class _Schedule:
-    """A live slot's flow times `[K + 1]`, its gates `[K]` where it has a target, and its next step."""
+    """A live slot's flow times `[K + 1]`, its gates `[K]` where it has a target, and its next step.
+
+    rows: of each step the numbers of its rows.
+    """
 
     times: list[float]
     gates: list[float] | None
     step: int
+    rows: list[tuple[float, float, float]]
 
 
 class SlotState:
@@ -142,7 +150,7 @@ class SlotState:
             host_view(self.field(name).host) for name in ("time", "next_time", "target_gate", "extrapolation")
         )
         self._schedules: dict[int, _Schedule] = {}
-        self._times = [1.0] * slot_count
+        self._row_numbers = [NO_ROW] * slot_count
 
     def field(self, name: str) -> SlotField:
         """A field, allocated on first use with neutral rows."""
@@ -191,23 +199,30 @@ class SlotState:
     def vacate(self, index: int) -> None:
         """Make a slot neutral in time, so that a step leaves its latents as they are. Its other rows stay."""
         self._schedules.pop(index, None)
-        self._time[index] = self._next_time[index] = self._times[index] = 1.0
+        self._time[index] = self._next_time[index] = 1.0
+        self._row_numbers[index] = NO_ROW
         self._gate[index] = self._extrapolation[index] = 0.0
         self._vectors.has_changed = True
 
-    def set_times(self) -> Sequence[float]:
-        """Write the flow times and gates of this tick; returns the time of every slot, 1 where it is empty.
+    def update(self, index: int, work: PreparedGeneration) -> None:
+        """Write a slot's new step parameters."""
+        self.write(index, work.values.fields)
+        self._schedules[index].rows = _rows_of(work)
+
+    def set_times(self) -> Sequence[tuple[float, float, float]]:
+        """Write the flow times and gates of this tick; returns the numbers of every slot's rows.
 
         Plain item assignments: right after an execute of the decoder a numpy call costs tens of microseconds.
         """
         for index, schedule in self._schedules.items():
             step = schedule.step
-            self._time[index] = self._times[index] = schedule.times[step]
+            self._time[index] = schedule.times[step]
+            self._row_numbers[index] = schedule.rows[step]
             self._next_time[index] = schedule.times[step + 1]
             if schedule.gates is not None:
                 self._gate[index] = schedule.gates[step]
         self._vectors.has_changed = True
-        return self._times
+        return self._row_numbers
 
     def extrapolate(self, index: int, factor: float) -> None:
         """Set how far a slot's next step extrapolates its velocity; see timesteps.extrapolation."""
@@ -256,7 +271,7 @@ class SlotState:
     def _set_schedule(self, index: int, work: PreparedGeneration, step: int) -> None:
         self._gate[index] = self._extrapolation[index] = 0.0
         gates = None if work.gates is None else work.gates.tolist()
-        self._schedules[index] = _Schedule(work.times.tolist(), gates, step)
+        self._schedules[index] = _Schedule(work.times.tolist(), gates, step, _rows_of(work))
 
     def _make_field(self, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> SlotField:
         return SlotField(self._device, spec, tensor, host, self._changed)
@@ -271,10 +286,15 @@ class SlotState:
         return self.double_buffer(name).current.view(self.frames, self.channels, start=index * size)  # [T, C]
 
 
-def vectors_bytes(slot_count: int, num_rows: int) -> int:
-    """What PackedVectors must hold for a bucket: its vector fields, and a time at an aligned address per row."""
+def _rows_of(work: PreparedGeneration) -> list[tuple[float, float, float]]:
+    return list(zip(*work.row_numbers(), strict=True))
+
+
+def vectors_bytes(slot_count: int, numbers: int) -> int:
+    """What PackedVectors must hold for a bucket: its vector fields, and so many numbers of rows, each at an aligned
+    address."""
     vectors = [slot_count * np.dtype(FIELDS[name].dtype).itemsize for name in VECTOR_FIELDS]
-    return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in vectors) + num_rows * ALIGNMENT_BYTES
+    return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in vectors) + numbers * ALIGNMENT_BYTES
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

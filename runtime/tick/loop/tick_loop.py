@@ -18,10 +18,11 @@ from runtime.devices.device import Device
 from runtime.engines.adapters import Adapter
 from runtime.engines.engine import EngineSet, condition_width
 from runtime.engines.launch_cache import LaunchCounts
+from runtime.requests.jumps import JumpRule
 from runtime.requests.request import GenerationRequest, StepParameters, merge_patch
 from runtime.requests.validation import check_request
 from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
-from runtime.tick.denoise.prepared import PreparedGeneration, neutral_of, prepare, resolve
+from runtime.tick.denoise.prepared import PreparedGeneration, prepare, resolve
 from runtime.tick.language.sequence import SequenceRequest, SequenceState, SequenceWork
 from runtime.tick.loop.record import LoopStats, TickRecord
 from runtime.tick.loop.registry import Listener, Registry, Request
@@ -59,7 +60,7 @@ class TickLoop:
         before_tick: Callable[[bool | None], None] = do_nothing,
     ) -> None:
         self.bundle, self.deployment, self.device = bundle, deployment, device
-        self._neutral = neutral_of(bundle.guidance)
+        self._rule = JumpRule.of(bundle)
         runtime = deployment.runtime
         self.registry = Registry(runtime.depth, runtime.queue, runtime.adapter_rank, runtime.planner_sequences)
         self._shared = LoopState(engines, self.registry, before_tick)
@@ -141,7 +142,7 @@ class TickLoop:
         adapters = self._adapters(request.parameters.adapters)
         adapters |= self._adapters(self.registry.overrides(request.session).get("adapters"))
         with self._place(request, listener, adapters=adapters, wait=wait):
-            values = resolve(request, StepParameters(), self.engines.adapters, self._neutral)
+            values = resolve(request, StepParameters(), self.engines.adapters, self._rule)
             work = prepare(request, values, self.bundle.latents.channels)
             with self._resolving:
                 if overrides := self.registry.overrides(request.session):
@@ -277,5 +278,5 @@ class TickLoop:
 
     def _resolved(self, work: PreparedGeneration, overrides: Mapping[str, Any]) -> PreparedGeneration:
         """The same generation with its session's step parameters over its own. Raises RequestError."""
-        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters, self._neutral)
+        values = resolve(work.request, StepParameters(**overrides), self.engines.adapters, self._rule)
         return replace(work, values=values)

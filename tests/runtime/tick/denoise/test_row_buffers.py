@@ -108,7 +108,7 @@ def test_the_mask_says_how_often_a_token_counts(batch: Batch) -> None:
 def test_times_and_slots_follow_the_rows(batch: Batch) -> None:
     layout = batch.lay_out(live(0, **GUIDED), live(2, **GUIDED))
     assert len(layout.executes) == 2
-    batch.rows.set_times([0.9, 0.0, 0.3])
+    batch.rows.set_numbers([(0.9,), (0.0,), (0.3,)])
     times = np.concatenate([reads["time"] for reads in batch.tensors(layout)])
     np.testing.assert_allclose(times, [[0.9, 0.0, 0.3][row.slot_index] for row in layout.rows])
     assert batch.rows.row_slots.host[: len(layout.rows)].tolist() == [row.slot_index for row in layout.rows]

@@ -113,7 +113,7 @@ def test_times_are_those_of_each_slots_step(host: SlotState) -> None:
     for live in lives:
         host.admit(live.slot.index, live.work, live.slot.step)
     for tick in range(4):
-        times, next_times = list(host.set_times()), host.field("next_time").host
+        times, next_times = [row[0] for row in host.set_times()], host.field("next_time").host
         for live in lives:
             index, step = live.slot.index, live.slot.step + tick
             assert (times[index], next_times[index]) == (live.work.times[step], live.work.times[step + 1])
@@ -126,7 +126,7 @@ def test_an_empty_slot_does_not_move_in_time(host: SlotState) -> None:
     host.admit(1, live.work, 2)
     host.vacate(1)
     for _ in range(3):
-        time = host.set_times()[1]
+        time = host.set_times()[1][0]
         assert time == host.field("next_time").host[1]
         assert host.field("target_gate").host[1] == 0
         host.advance()
