@@ -323,7 +323,7 @@ def built(model: onnx.ModelProto, folder: Path) -> str:
     path = folder / "model.onnx"
     onnx.save(model, path)
     usual = ("hidden_states", "timestep", "context_latents", "encoder_hidden_states", "condition_mask")
-    roles = dict(zip(list(NAMES)[1:], usual, strict=True))
+    roles = dict(zip(list(NAMES)[1:], usual, strict=False))
     try:
         init(InitOptions(path, None, folder, roles, None, None, force=False))
         with (folder / "deployment.toml").open("a", encoding="utf-8") as file:

@@ -1,0 +1,92 @@
+"""Which solver and how many steps a generation takes, by its options and its bundle's defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Built
+from helpers.factories import tiny_bundle
+
+from runtime.base.errors import ConfigError
+from runtime.config.bundle import load_bundle
+from runtime.live.hosting.services import live_model
+from runtime.pipeline.generation import LongGeneration
+from runtime.pipeline.pipeline import open_pipeline
+from runtime.pipeline.sampling import Sampling
+from runtime.requests.options import GenerationOptions, parse_options
+
+SAMPLER = """solver = "jump"
+live_steps = 3
+schedules = { 4 = [1.0, 0.8, 0.5, 0.2] }
+velocity = { solver = "ab2", steps = 5, live_steps = 7, schedules = { 5 = [1, 0.8, 0.6, 0.4, 0.2] } }
+"""
+JUMPS: dict[str, Any] = {"jumps": True, "sampler": SAMPLER}
+# Options -> solver, steps, live steps, why not jump.
+CASES: tuple[tuple[dict[str, Any], str, int, int, str], ...] = (
+    ({}, "jump", 4, 3, ""),
+    ({"guidance": 3.5}, "jump", 4, 3, ""),
+    ({"guidance": [2.0, 2.0]}, "jump", 4, 3, ""),
+    ({"steps": 6}, "jump", 6, 6, ""),
+    ({"solver": "ode"}, "ode", 5, 7, ""),
+    ({"solver": "ode", "steps": 2}, "ode", 2, 2, ""),
+    ({"timesteps": [1.0, 0.5]}, "jump", 2, 2, ""),
+    ({"negative_prompt": "drums"}, "ab2", 5, 7, "negative_prompt is given"),
+    ({"guidance_mode": "initialize"}, "ab2", 5, 7, "guidance_mode is initialize"),
+    ({"guidance": 4.5}, "ab2", 5, 7, "guidance is not from 1 to 4"),
+    ({"guidance": [1.0, 2.0]}, "ab2", 5, 7, "guidance is a curve"),
+    ({"momentum": 0.0}, "ab2", 5, 7, "momentum is not -0.75"),
+    ({"momentum": -0.75}, "jump", 4, 3, ""),
+    ({"rescale": 0.5}, "ab2", 5, 7, "rescale is not 0"),
+    ({"rescale": 0.5, "guidance": 1.0}, "jump", 4, 3, ""),
+    ({"rescale": 0.5, "steps": 5}, "ab2", 5, 5, "rescale is not 0"),
+)
+
+
+def options(given: dict[str, Any]) -> GenerationOptions:
+    return parse_options({"prompt": "a", **given})
+
+
+@pytest.mark.parametrize(("given", "solver", "steps", "live_steps", "reason"), CASES, ids=str)
+def test_what_options_come_to(
+    given: dict[str, Any], solver: str, steps: int, live_steps: int, reason: str, tmp_path: Path
+) -> None:
+    bundle, asked = load_bundle(tiny_bundle(tmp_path, **JUMPS)), options(given)
+    assert Sampling.of(asked, bundle) == (solver, steps, reason)
+    assert Sampling.of(asked, bundle, is_live=True).steps == live_steps
+
+
+def test_times_are_those_of_the_solver(built: Built) -> None:
+    with open_pipeline(built(**JUMPS)) as pipeline:
+        jump, velocity, others = (
+            LongGeneration(pipeline, options(given)).next_request()
+            for given in ({}, {"negative_prompt": "b"}, {"shift": 2.0})
+        )
+    assert jump is not None
+    assert velocity is not None
+    assert others is not None
+    assert (jump.solver, jump.timesteps) == ("jump", (1.0, 0.8, 0.5, 0.2))
+    assert (velocity.solver, velocity.timesteps) == ("ab2", (1.0, 0.8, 0.6, 0.4, 0.2))
+    assert others.timesteps is None
+
+
+def test_a_live_session_without_steps_of_its_own_takes_those_of_its_solver(built: Built) -> None:
+    with open_pipeline(built(**JUMPS)) as pipeline:
+        model = live_model(pipeline)
+    assert model.defaults["steps"] == 3
+    assert model.steps_of is not None
+    assert model.steps_of(options({"rescale": 0.5})) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampler": SAMPLER}, r'sampler.solver "jump" needs decoder.inputs.time_end'),
+        ({"jumps": True, "sampler": 'solver = "jump"'}, r"velocity\] goes with solver"),
+        ({"jumps": True, "sampler": "velocity = { steps = 9 }"}, r"velocity\] goes with solver"),
+    ],
+)
+def test_a_bundle_that_contradicts_itself_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_bundle(tiny_bundle(tmp_path, **changes))
