@@ -92,6 +92,7 @@ class LongGeneration:
             self.plan = plan_of(planner, drawn, thinking, self.seed, self.total_frames, self._caller)
             inputs = replace(inputs, hints=np.empty((0, bundle.latents.channels), np.float32))
         self.options = options = settled_options(options, inputs, self.total_frames, bundle)
+        self.sampling = Sampling.of(options, bundle)
         self.done_frames = 0
         self._inputs, self._part_frames = inputs, list[int]()
         self._tail = np.empty((0, bundle.latents.channels), np.float32)
@@ -131,11 +132,6 @@ class LongGeneration:
     def num_steps(self) -> int:
         """The steps of all segments together."""
         return self.num_segments * self.sampling.steps
-
-    @property
-    def sampling(self) -> Sampling:
-        """Its solver and the steps of each segment."""
-        return Sampling.of(self.options, self._pipeline.bundle)
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's request, with a new id for each call; None after the last one.

@@ -67,6 +67,14 @@ def test_a_codec_in_groups_makes_generations_of_whole_groups(model: Path) -> Non
     assert codec.ranges[0]["T"][0] == 2
 
 
+def test_where_a_jump_ends_and_its_guidance_are_known_by_name(model: Path) -> None:
+    onnx.save(tiny_decoder(TinySpec(jumps=True)), model)
+    run(model)
+    inputs = load_bundle(model.parent).decoder.inputs
+    assert (inputs.time, inputs.time_end, inputs.guidance) == ("timestep", "timestep_r", "guidance")
+    assert "decoder" in {spec.name for spec in engine_specs(load_request(model.parent / "deployment.toml"))}
+
+
 def test_existing_files_are_kept_unless_forced(model: Path) -> None:
     run(model)
     before = (model.parent / "bundle.toml").read_text()
