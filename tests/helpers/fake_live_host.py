@@ -7,32 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from helpers.live_clients import ready
 
 from runtime.base.errors import TickError, UnknownSessionError
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.messages import SetControls
-from runtime.live.protocol.server_messages import CanvasLayout, Closed, Limits, Ready, ReadyControls
+from runtime.live.protocol.server_messages import Closed
 
 RATE_HZ = 48_000
 CHANNELS = 2
-
-
-def ready(session: str = "one", format: str = "s16") -> Ready:
-    """The first message of a session."""
-    return Ready(
-        session=session,
-        resume_token="token",
-        resumed=False,
-        epoch=1,
-        sample_rate_hz=RATE_HZ,
-        channels=CHANNELS,
-        format=format,
-        mode="loop",
-        canvas=CanvasLayout(frames=8, seconds=0.32, frame_rate_hz=25.0, channels=4),
-        controls=ReadyControls(json_schema={}, values={}, prompts=[], blend="velocity", seed=1),
-        next_sample=0,
-        limits=Limits(keep_s=60.0),
-    )
 
 
 def chunk(start: int = 0, samples: int = 960, epoch: int = 1, **flags: Any) -> AudioChunk:
@@ -57,14 +40,14 @@ class FakeHost:
             raise self.refusal
         self.opened.append((message, client))
         self.listeners.append(listener)
-        listener.on_message(ready(format=message.format))
+        listener.on_message(ready(format=message.format, sample_rate_hz=RATE_HZ, channels=CHANNELS))
         return "one"
 
     def resume(self, session: str, token: str, listener: Any, client: str = "") -> str:
         if token != "token":
             raise UnknownSessionError("there is no such session")
         self.listeners.append(listener)
-        listener.on_message(ready(session))
+        listener.on_message(ready(session=session, sample_rate_hz=RATE_HZ, channels=CHANNELS))
         return session
 
     def post(self, session: str, message: Any, pcm: Any = None) -> None:

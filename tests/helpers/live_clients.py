@@ -16,6 +16,7 @@ from runtime.live.protocol.server_messages import (
     Ready,
     ReadyControls,
     ServerMessage,
+    State,
     message_text,
 )
 
@@ -32,6 +33,13 @@ def ready(**changes: Any) -> Ready:
         "controls": ReadyControls(schema={}, values={}, prompts=[], blend="velocity", seed=1),
     }  # fmt: skip
     return Ready(**{**values, **changes})
+
+
+def state(**changes: Any) -> State:
+    """What a session reports of itself: zero but for the changes."""
+    values = dict.fromkeys(("playhead_sample", "sent_until_sample", "generations_in_flight", "underruns", "ticks"), 0)
+    times = dict.fromkeys(("lead_s", "generation_s", "tick_ms", "canvas_position_s"), 0.0)
+    return State(**{**values, **times, "playing": True, **changes})
 
 
 def silence(begin: int, end: int, first_seq: int = 0, full_seq: int = 0) -> bytes:

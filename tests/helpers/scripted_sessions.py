@@ -9,14 +9,16 @@ from itertools import count
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from helpers.live_clients import ready
 
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
 from runtime.live.hosting.host import SessionHost
+from runtime.live.hosting.hosted_session import HostedSession
 from runtime.live.protocol.actions import Action, DecodeWindow, LiveModel, SessionJob
 from runtime.live.protocol.client_seqs import ClientSeqs
-from runtime.live.protocol.messages import Ack, Open
-from runtime.live.protocol.server_messages import CanvasLayout, Limits, Ready, ReadyControls, ServerMessage
+from runtime.live.protocol.messages import Ack, ClientMessage, Open, Reply
+from runtime.live.protocol.server_messages import Ready, ServerMessage
 from runtime.live.storage.store import SessionSnapshot
 from runtime.pipeline.pipeline import Pipeline
 from runtime.requests.options import parse_options
@@ -26,6 +28,7 @@ from runtime.tick.loop.events import Finished
 from runtime.tick.loop.tick_loop import TickLoop
 
 WAIT_S = 60.0
+Until = Callable[[], bool] | None
 
 
 class ScriptedSession:
@@ -69,19 +72,14 @@ class ScriptedSession:
     def attach(self, token: str, now_s: float, *, keep_s: float) -> Ready:
         self.token = token
         self.calls.append(("attach", now_s))
-        return Ready(
+        rate_hz, channels = self.model.sample_rate_hz, self.model.channels
+        return ready(
             session=self.id,
             resume_token=token,
-            resumed=False,
-            epoch=len(self.of("attach")),
-            sample_rate_hz=self.model.sample_rate_hz,
-            channels=self.model.channels,
+            epoch=self.epoch,
+            sample_rate_hz=rate_hz,
+            channels=channels,
             format="f32",
-            mode="loop",
-            canvas=CanvasLayout(frames=16, seconds=1.0, frame_rate_hz=25.0, channels=8),
-            controls=ReadyControls(schema={}, values={}, prompts=[], blend="velocity", seed=0),
-            next_sample=0,
-            limits=Limits(keep_s=keep_s),
         )
 
     @property
@@ -200,15 +198,21 @@ class Client:
         return [message for message in self.messages if isinstance(message, kind)]
 
 
+def seqs(session: ScriptedSession) -> list[int | None]:
+    """Of the messages that it has handled."""
+    return [getattr(message, "seq", None) for message, _ in session.of("handle")]
+
+
 class Driven:
     """A host without a thread, with a clock that the test sets, and scripted sessions.
 
-    What sessions cost is none of the machine's time: the host handles all messages that are there.
+    What sessions cost is none of the machine's time: the time that passes while they work where `has_costs`, else
+    none, so that the host handles all messages that are there.
     """
 
-    def __init__(self, pipeline: Pipeline, **options: Any) -> None:
+    def __init__(self, pipeline: Pipeline, *, has_costs: bool = False, **options: Any) -> None:
         self.now_s = 100.0
-        options = {"thread_clock": lambda: 0.0, "session_type": ScriptedSession, **options}
+        options = {"session_type": ScriptedSession, **options, "thread_clock": lambda: self.now_s if has_costs else 0.0}
         self.host = SessionHost(pipeline, clock=lambda: self.now_s, **options)
         self.made = ScriptedSession.made = []
 
@@ -219,13 +223,54 @@ class Driven:
         self.run()
         return self.made[-1], listener
 
-    def run(self, until: Callable[[], bool] | None = None) -> None:
+    def post(self, session: ScriptedSession, *messages: ClientMessage, reply: Reply | None = None) -> None:
+        """Messages of a session's client, and what is to be done then."""
+        for message in messages:
+            self.host.post(session.id, message, reply=reply)
+        self.run()
+
+    def hosted(self, session: ScriptedSession) -> HostedSession:
+        """A session as the host has it."""
+        found = self.host.directory.find(session.id)
+        assert found is not None
+        return found
+
+    def poke(self, session: ScriptedSession, *asks: Action, until: Until = None) -> None:
+        """Let a session be advanced, which then asks for something; then wait as `run` does."""
+        session.next_actions += asks
+        self.post(session, Ack(playhead_sample=0))
+        self.run(until)
+
+    def generate(self, *sessions: ScriptedSession, until: Until = None) -> None:
+        """Let each of these sessions want a generation."""
+        for session in sessions:
+            session.wants = 1
+            self.host.post(session.id, Ack(playhead_sample=0))
+        self.run(until)
+
+    def end(self, session: ScriptedSession, reason: str = "deleted") -> None:
+        self.host.end(session.id, reason)
+        self.run()
+
+    def detach(self, session: ScriptedSession) -> None:
+        self.host.detach(session.id)
+        self.run()
+
+    def close(self, reason: str = "restart") -> None:
+        self.host.close(reason)
+        self.host.loop.run_once(0.0)
+
+    def run(self, until: Until = None) -> None:
         """Do what is to be done; then wait for calls until the condition holds."""
         self.host.loop.run_once(0.0)
         ends_s = time.monotonic() + WAIT_S
         while until is not None and not until():
             assert time.monotonic() < ends_s, "the condition does not hold"
             self.host.loop.run_once(WAIT_S)
+
+
+Drive = Callable[..., Driven]
+Opened = Callable[..., tuple[Driven, ScriptedSession, Client]]
 
 
 def wait_for(loop: TickLoop, request: GenerationRequest) -> Latents:

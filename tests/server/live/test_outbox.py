@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 from helpers.fake_live_host import chunk
+from helpers.live_clients import state
 from helpers.lock_check import lock_checked
 
 from runtime.base.errors import RequestError
 from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.server_messages import Applied, Changed, ServerMessage, State, problem_of
+from runtime.live.protocol.server_messages import Applied, Changed, ServerMessage, problem_of
 from server.live.outbox import MAX_AUDIO_AGE_S, MAX_AUDIO_BYTES, MAX_MESSAGES, Outbox
-
-
-def state(playhead: int) -> State:
-    zero = dict.fromkeys(("sent_until_sample", "generations_in_flight", "underruns", "ticks"), 0)
-    times = dict.fromkeys(("lead_s", "generation_s", "tick_ms", "canvas_position_s"), 0.0)
-    return State(playhead_sample=playhead, playing=True, **zero, **times)  # type: ignore[arg-type]
 
 
 def taken(*given: AudioChunk | ServerMessage | float) -> tuple[list[Any], int]:
@@ -50,6 +45,7 @@ def taken(*given: AudioChunk | ServerMessage | float) -> tuple[list[Any], int]:
     return asyncio.run(run()), len(drops)
 
 
+STATES = [state(playhead_sample=sample) for sample in range(5)]
 APPLIED, PROBLEM = [Applied(seq=seq) for seq in range(1, 6)], problem_of(RequestError("no"))
 LONG = 48_000
 KEPT = MAX_AUDIO_BYTES // chunk(0, LONG).pcm.nbytes
@@ -62,8 +58,8 @@ KEPT = MAX_AUDIO_BYTES // chunk(0, LONG).pcm.nbytes
             [chunk(0), chunk(960), APPLIED[0], PROBLEM], [APPLIED[0], PROBLEM, 0, 960], 0, id="messages first"
         ),
         pytest.param(
-            [item for pair in zip(map(state, range(5)), APPLIED, strict=True) for item in pair],
-            [*APPLIED[:4], state(4), APPLIED[4]],
+            [item for pair in zip(STATES, APPLIED, strict=True) for item in pair],
+            [*APPLIED[:4], STATES[4], APPLIED[4]],
             0,
             id="the newest state",
         ),

@@ -1,17 +1,19 @@
 """An open pipeline on the tiny bundle, shared by the tests of one module, and hosts that a test drives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from conftest import Built
-from helpers.scripted_sessions import Driven
+from helpers.lock_check import lock_checked
+from helpers.scripted_sessions import Client, Drive, Driven, Opened, ScriptedSession
 
+from runtime.live.hosting import hosted_session
+from runtime.live.hosting.inbox import Inbox
 from runtime.live.hosting.slots import HostLimits
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
 
-Drive = Callable[..., Driven]
 NO_LIMITS = HostLimits(client_sessions=0, max_refresh_s=float("inf"))
 
 
@@ -22,8 +24,9 @@ def pipeline(built: Built) -> Iterator[Pipeline]:
 
 
 @pytest.fixture
-def drive(pipeline: Pipeline) -> Iterator[Drive]:
+def drive(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
     """`drive(**options)` gives a host of scripted sessions that is closed at the end of the test."""
+    monkeypatch.setitem(vars(hosted_session), "Inbox", lock_checked(Inbox, "_waiting", "_audio_s", "_rooms"))
     with ExitStack() as closing:
 
         def make(**options: Any) -> Driven:
@@ -32,3 +35,14 @@ def drive(pipeline: Pipeline) -> Iterator[Drive]:
             return driven
 
         yield make
+
+
+@pytest.fixture
+def opened(drive: Drive) -> Opened:
+    """`opened(**options)` gives such a host, an open session and its client."""
+
+    def make(**options: Any) -> tuple[Driven, ScriptedSession, Client]:
+        driven = drive(**options)
+        return driven, *driven.open()
+
+    return make

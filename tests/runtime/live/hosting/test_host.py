@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.http_harness import eventually
+from helpers.live_clients import state
 from helpers.panics import Panic, panic
-from helpers.scripted_sessions import WAIT_S, Client, Driven, ScriptedSession, wait_for
+from helpers.scripted_sessions import WAIT_S, Client, Drive, Driven, Opened, ScriptedSession, seqs, wait_for
 
 from runtime.base.errors import (
+    ConfigError,
     DrainingError,
     EngineDeadError,
     QueueFullError,
@@ -27,7 +29,7 @@ from runtime.base.errors import (
     UnknownSessionError,
 )
 from runtime.live.hosting.host import MESSAGES_S, SessionHost
-from runtime.live.hosting.hosted_session import LEFT_KEEP_S, HostedSession
+from runtime.live.hosting.hosted_session import LEFT_KEEP_S
 from runtime.live.hosting.inbox import MAX_UNHANDLED, MAX_WAITING, SHARE
 from runtime.live.hosting.slots import RETRY_AFTER_S, HostLimits
 from runtime.live.protocol.actions import Commit, DecodeWindow, End
@@ -36,15 +38,7 @@ from runtime.live.protocol.messages import Ack, Open, SetControls, SetSource
 from runtime.live.protocol.server_messages import Applied, Closed, Problem, Ready, State
 from runtime.live.storage.store import SessionSnapshot
 from runtime.pipeline.compose import RequestComposer
-from runtime.pipeline.pipeline import Pipeline
-
-Drive = Callable[..., Driven]
-
-
-def state(**members: Any) -> State:
-    values = dict.fromkeys(("playhead_sample", "sent_until_sample", "generations_in_flight", "underruns", "ticks"), 0)
-    times = dict.fromkeys(("lead_s", "generation_s", "tick_ms", "canvas_position_s"), 0.0)
-    return State(**{**values, **times, "playing": True, **members})
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 
 
 class Store:
@@ -93,13 +87,10 @@ class FailingStore(Store):
 
 
 class TestConnections:
-    def test_ready_is_the_first_message_and_actions_reach_the_client(self, drive: Drive) -> None:
-        driven = drive()
-        session, client = driven.open()
+    def test_ready_is_the_first_message_and_actions_reach_the_client(self, opened: Opened) -> None:
+        driven, session, client = opened()
         chunk = AudioChunk(1, 0, np.zeros((4, 2), np.float32))
-        session.next_actions = [chunk, Applied(seq=3)]
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
+        driven.poke(session, chunk, Applied(seq=3))
         assert isinstance(client.messages[0], Ready)
         assert client.of(Applied) == [Applied(seq=3)]
         assert client.chunks == [chunk]
@@ -112,18 +103,14 @@ class TestConnections:
         times.note(1, 5.0)
         times.note(3, 12.0)
         session, client = driven.open()
-        session.next_actions = [state(underruns=2)]
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
+        driven.poke(session, state(underruns=2))
         assert client.of(State) == [state(underruns=2, ticks=7, tick_ms=12.0)]
         assert driven.host.sessions()[0].state == client.of(State)[0]
         assert driven.host.stats().underruns == 2
 
-    def test_a_session_without_connection_is_kept_and_then_ended(self, drive: Drive) -> None:
-        driven = drive(limits=HostLimits(keep_s=60.0))
-        session, _ = driven.open()
-        driven.host.detach(session.id)
-        driven.run()
+    def test_a_session_without_connection_is_kept_and_then_ended(self, opened: Opened) -> None:
+        driven, session, _ = opened(limits=HostLimits(keep_s=60.0))
+        driven.detach(session)
         assert session.of("detach")
         driven.now_s += 59.0
         assert driven.host.loop.timeout_s() == pytest.approx(1.0)
@@ -135,9 +122,8 @@ class TestConnections:
         with pytest.raises(UnknownSessionError):
             driven.host.resume(session.id, session.token, Client())
 
-    def test_a_session_whose_client_has_left_ends_soon_unless_it_is_back(self, drive: Drive) -> None:
-        driven = drive(limits=HostLimits(keep_s=60.0))
-        session, _ = driven.open()
+    def test_a_session_whose_client_has_left_ends_soon_unless_it_is_back(self, opened: Opened) -> None:
+        driven, session, _ = opened(limits=HostLimits(keep_s=60.0))
         left = session.epoch
         driven.host.release(session.id, left + 1)  # of no connection that it has had
         driven.run()
@@ -169,19 +155,15 @@ class TestConnections:
         driven.run()
         assert driven.host.stats().connected == 1
 
-    def test_a_wrong_token_or_id_resumes_nothing(self, drive: Drive) -> None:
-        driven = drive()
-        session, _ = driven.open()
+    def test_a_wrong_token_or_id_resumes_nothing(self, opened: Opened) -> None:
+        driven, session, _ = opened()
         for session_id, token in ((session.id, "wrong"), ("unknown", session.token)):
             with pytest.raises(UnknownSessionError):
                 driven.host.resume(session_id, token, Client())
 
-    def test_the_client_can_close_its_session(self, drive: Drive) -> None:
-        driven = drive()
-        session, client = driven.open()
-        session.next_actions = [End()]
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
+    def test_the_client_can_close_its_session(self, opened: Opened) -> None:
+        driven, session, client = opened()
+        driven.poke(session, End())
         assert client.of(Closed) == [Closed(reason="closed", resumable=False)]
         assert driven.host.stats().ended == {"closed": 1}
 
@@ -190,8 +172,7 @@ class TestConnections:
         sessions = [driven.open()[0] for _ in range(5)]
         for session, reason in zip(sessions, ("deleted", "deleted", "closed"), strict=False):
             driven.host.end(session.id, reason)
-            driven.host.end(session.id, reason)
-        driven.run()
+            driven.end(session, reason)
         stats = driven.host.stats()
         assert stats.ended == {"deleted": 2, "closed": 1}
         assert (stats.opened, stats.open) == (5, 2)
@@ -204,19 +185,26 @@ class TestLimits:
             driven.host.open(Open(source_id="a"), Client())
         assert found.value.field == "source_id"
 
-    def test_number_of_sessions(self, drive: Drive) -> None:
-        driven = drive(limits=HostLimits(max_sessions=2, client_sessions=0))
-        driven.open()
-        driven.open()
-        with pytest.raises(SessionsFullError, match="2 sessions are open") as refused:
-            driven.host.open(Open(), Client())
-        assert refused.value.retry_after_s == driven.host.session_wait_s == RETRY_AFTER_S
+    @pytest.mark.parametrize(
+        ("limits", "match"),
+        [
+            (HostLimits(max_sessions=2, client_sessions=0), "2 sessions are open"),
+            (HostLimits(client_sessions=1), "the limit per client"),
+        ],
+    )
+    def test_number_of_sessions(self, limits: HostLimits, match: str, drive: Drive) -> None:
+        driven = drive(limits=limits)
+        driven.open("a")
+        driven.open("b")
+        with pytest.raises(SessionsFullError, match=match) as refused:
+            driven.host.open(Open(), Client(), "a")
+        assert refused.value.retry_after_s == RETRY_AFTER_S
+        assert driven.host.session_wait_s == (RETRY_AFTER_S if limits.max_sessions == 2 else 0.0)
 
     def test_a_session_without_a_client_makes_room(self, drive: Drive) -> None:
         driven = drive(limits=HostLimits(max_sessions=2, keep_s=60.0))
         (kept, _), (playing, _) = driven.open("a"), driven.open("b")
-        driven.host.detach(kept.id)
-        driven.run()
+        driven.detach(kept)
         assert driven.host.session_wait_s == 0.0
         newest, _ = driven.open("c")
         driven.run()
@@ -224,13 +212,6 @@ class TestLimits:
         assert driven.host.stats().ended == {"expired": 1}
         with pytest.raises(SessionsFullError, match="2 sessions are open"):
             driven.host.open(Open(), Client(), "d")
-
-    def test_sessions_per_client(self, drive: Drive) -> None:
-        driven = drive(limits=HostLimits(client_sessions=1))
-        driven.open("a")
-        driven.open("b")
-        with pytest.raises(SessionsFullError, match="the limit per client"):
-            driven.host.open(Open(), Client(), "a")
 
     def test_projected_refresh_time(self, drive: Drive, pipeline: Pipeline) -> None:
         driven = drive(limits=HostLimits(max_refresh_s=1e-6))
@@ -244,19 +225,18 @@ class TestLimits:
         driven = drive(limits=HostLimits(max_refresh_s=1e-6))
         driven.host.services.tick_times.note(1, 10.0)
         session, _ = driven.open()
-        driven.host.detach(session.id)
-        driven.run()
+        driven.detach(session)
         driven.open()
         with pytest.raises(SessionsFullError, match="a change would take"):
             driven.host.open(Open(), Client())
 
 
 class TestTime:
-    def test_sessions_are_advanced_when_they_are_due(self, drive: Drive) -> None:
-        driven = drive()
-        session, _ = driven.open()
+    def test_sessions_are_advanced_when_they_are_due(self, opened: Opened) -> None:
+        driven, session, _ = opened()
         assert driven.host.loop.timeout_s() is None
         session.due = driven.now_s + 3.0
+        driven.open()[0].due = driven.now_s + 4.0
         assert driven.host.loop.timeout_s() == pytest.approx(3.0)
         before = len(session.of("advance"))
         driven.run()
@@ -264,12 +244,6 @@ class TestTime:
         driven.now_s += 3.0
         driven.run()
         assert len(session.of("advance")) > before
-
-    def test_the_session_that_is_due_first_is_waited_for(self, drive: Drive) -> None:
-        driven = drive()
-        for seconds in (3.0, 1.0, 2.0):
-            driven.open()[0].due = driven.now_s + seconds
-        assert driven.host.loop.timeout_s() == pytest.approx(1.0)
 
     def test_a_clock_of_a_session_s_own_moves_by_calls_only(self, drive: Drive) -> None:
         driven = drive()
@@ -280,19 +254,15 @@ class TestTime:
         assert driven.host.loop.timeout_s() is None
         assert session.of("attach") == [(7.0,)]
 
-    def test_a_message_is_handled_before_windows_that_wait_for_the_codec(self, drive: Drive) -> None:
-        driven, go = drive(), threading.Event()
-        session, _ = driven.open()
+    def test_a_message_is_handled_before_windows_that_wait_for_the_codec(self, opened: Opened) -> None:
+        (driven, session, _), go = opened(), threading.Event()
         codec = driven.host.pipeline.codec
         assert codec is not None
         for _ in range(codec.queue.size):
             codec.queue.submit(partial(go.wait, 60))
         values = np.zeros((8, 8), np.float32)
-        session.next_actions = [DecodeWindow(i, 0, values, 0, 0, 100, i * 100, 0, 0) for i in range(20)]
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
-        driven.host.post(session.id, SetControls(seq=1, values={}))
-        driven.run()
+        driven.poke(session, *(DecodeWindow(i, 0, values, 0, 0, 100, i * 100, 0, 0) for i in range(20)))
+        driven.post(session, SetControls(seq=1, values={}))
         assert len(session.of("handle")) == 2
         assert session.of("decoded") == []
         session.outdated = set(range(10, 20))
@@ -302,24 +272,20 @@ class TestTime:
 
 
 class TestStore:
-    def test_a_commit_is_saved_once_and_an_end_deletes_it(self, drive: Drive) -> None:
+    def test_a_commit_is_saved_once_and_an_end_deletes_it(self, opened: Opened) -> None:
         store = Store()
-        driven = drive(store=store)
-        session, _ = driven.open()
-        session.next_actions = [Commit(), Commit()]
-        driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run()
+        driven, session, _ = opened(store=store)
+        driven.poke(session, Commit(), Commit())
         assert (list(store.saved), store.num_saves) == ([session.id], 1)
-        driven.host.end(session.id, "deleted")
-        driven.run()
+        driven.end(session, "deleted")
         assert not store.saved
 
-    def test_sessions_stay_in_the_store_when_the_host_is_closed_and_resume_in_another(self, drive: Drive) -> None:
+    def test_sessions_stay_in_the_store_when_the_host_is_closed_and_resume_in_another(
+        self, drive: Drive, opened: Opened
+    ) -> None:
         store = Store()
-        driven = drive(store=store)
-        session, client = driven.open()
-        driven.host.close("restart")
-        driven.host.loop.run_once(0.0)
+        driven, session, client = opened(store=store)
+        driven.close()
         assert client.of(Closed) == [Closed(reason="restart", resumable=True)]
         other, new = drive(store=store), Client()
         with pytest.raises(UnknownSessionError):
@@ -337,32 +303,28 @@ class TestStore:
         driven.host.resume(session.id, session.token, Client(), "second")
         assert [each.client for each in driven.host.sessions()] == ["first"]
         driven.run()
-        driven.host.close("restart")
-        driven.host.loop.run_once(0.0)
+        driven.close()
         other = drive(store=store)
         other.host.resume(session.id, session.token, Client(), "second")
         assert [each.client for each in other.host.sessions()] == ["second"]
 
-    def test_two_connections_that_resume_at_a_time_get_the_same_session(self, drive: Drive) -> None:
+    def test_two_connections_that_resume_at_a_time_get_the_same_session(self, drive: Drive, opened: Opened) -> None:
         class SlowStore(Store):
             def take(self, session_id: str) -> SessionSnapshot | None:
                 both.wait(WAIT_S)
                 return super().take(session_id)
 
         both, store = threading.Barrier(2), SlowStore()
-        driven = drive(store=store)
-        session, _ = driven.open()
-        driven.host.close("restart")
-        driven.host.loop.run_once(0.0)
+        driven, session, _ = opened(store=store)
+        driven.close()
         other = drive(store=store)
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda _: other.host.resume(session.id, session.token, Client()), range(2)))
         assert (other.host.stats().opened, other.host.stats().open) == (1, 1)
 
-    def test_a_session_that_another_server_has_taken_ends_here_and_stays_in_the_store(self, drive: Drive) -> None:
+    def test_a_session_that_another_server_has_taken_ends_here_and_stays_in_the_store(self, opened: Opened) -> None:
         store = Store()
-        driven = drive(store=store)
-        session, client = driven.open()
+        driven, session, client = opened(store=store)
         store.lose(session.id)
         driven.run()
         assert client.of(Closed) == [Closed(reason="taken", resumable=False)]
@@ -370,11 +332,10 @@ class TestStore:
 
     @pytest.mark.parametrize("failure", [None, "gone"])
     def test_a_session_is_stored_before_its_client_is_told_to_go_elsewhere(
-        self, drive: Drive, failure: str | None
+        self, opened: Opened, failure: str | None
     ) -> None:
         store = Store()
-        driven = drive(store=store)
-        session, client = driven.open()
+        driven, session, client = opened(store=store)
         store.failure = failure
         client.on_message = lambda message: told.append((message, session.id in store.saved))  # type: ignore[method-assign]
         told: list[Any] = []
@@ -383,22 +344,18 @@ class TestStore:
         assert told == [(Closed(reason="moved", resumable=failure is None), True)]
         assert driven.host.stats().ended == {"moved": 1}
 
-    def test_a_state_says_whether_the_session_is_stored(self, drive: Drive) -> None:
+    def test_a_state_says_whether_the_session_is_stored(self, opened: Opened) -> None:
         store = Store()
-        driven = drive(store=store)
-        session, client = driven.open()
+        driven, session, client = opened(store=store)
         for store.failure in (None, "gone"):
-            session.next_actions = [state()]
-            driven.host.post(session.id, Ack(playhead_sample=0))
-            driven.run()
+            driven.poke(session, state())
         assert [message.stored for message in client.of(State)] == [True, False]
 
     def test_stored_sessions_are_kept_after_a_start_as_after_a_lost_connection(self, drive: Drive) -> None:
         store = Store()
         driven = drive(store=store)
         resumed, forgotten = driven.open()[0], driven.open()[0]
-        driven.host.close("restart")
-        driven.host.loop.run_once(0.0)
+        driven.close()
         other = drive(store=store, limits=HostLimits(keep_s=60.0))
         other.run()
         assert {info.id: info.is_connected for info in other.host.sessions()} == {
@@ -425,13 +382,6 @@ class TestStore:
 
 
 WINDOW = DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 9, 0, 0, 0)
-
-
-def hosted(driven: Driven, session: ScriptedSession) -> HostedSession:
-    """A session as its host has it."""
-    found = driven.host.directory.find(session.id)
-    assert found is not None
-    return found
 
 
 def is_settled(host: SessionHost) -> bool:
@@ -464,11 +414,11 @@ class TestDefects:
         good, other = driven.open()
         setattr(bad, method, panic)
         for session in (bad, good):
-            session.wants = 1
             session.next_actions = [Commit(), WINDOW]
             driven.host.resume(session.id, session.token, client if session is bad else other)
-            driven.host.post(session.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(driven.host.stats().ended and good.of("finished") and good.of("decoded")))
+        driven.generate(
+            bad, good, until=lambda: bool(driven.host.stats().ended and good.of("finished") and good.of("decoded"))
+        )
         assert [message.code for message in client.of(Problem)] == ["internal_error"]
         assert client.of(Closed)[-1] == Closed(reason="internal", resumable=False)
         assert driven.host.stats().ended == {"internal": 1}
@@ -490,38 +440,29 @@ class TestDefects:
         bad.wants = owner == "composer"
         bad.next_actions = [WINDOW]
         with monkeypatch.context() as patch:
-            if owner == "codec":
-                patch.setattr(pipeline.codec, "decode", panic)
-            elif owner == "composer":
-                patch.setattr(RequestComposer, "compose", panic)
-            else:
+            if owner == "listener":
                 bad.next_actions = [Applied(seq=1)]
-                client.on_message = panic  # type: ignore[method-assign]
-            driven.host.post(bad.id, Ack(playhead_sample=0))
-            driven.run(lambda: driven.host.stats().ended == {"internal": 1})
+            owned = {"codec": (pipeline.codec, "decode"), "composer": (RequestComposer, "compose")}
+            patch.setattr(*owned.get(owner, (client, "on_message")), panic)
+            driven.poke(bad, until=lambda: driven.host.stats().ended == {"internal": 1})
         assert is_settled(driven.host)
-        good.next_actions = [WINDOW]
-        driven.host.post(good.id, Ack(playhead_sample=0))
-        driven.run(lambda: bool(good.of("decoded")))
+        driven.poke(good, WINDOW, until=lambda: bool(good.of("decoded")))
 
-    def test_replies_that_wait_are_given(self, drive: Drive) -> None:
-        driven = drive(sources=panic)
-        session, _ = driven.open()
+    def test_replies_that_wait_are_given(self, opened: Opened) -> None:
+        driven, session, _ = opened(sources=panic)
         replies: list[Any] = []
-        driven.host.post(session.id, SetSource(seq=1, id="a"), reply=replies.append)
-        driven.host.post(session.id, SetControls(seq=2, values={}), reply=replies.append)
+        driven.post(session, SetSource(seq=1, id="a"), SetControls(seq=2, values={}), reply=replies.append)
         driven.run(lambda: len(replies) == 2)
         assert driven.host.stats().ended == {"internal": 1}
         session, _ = driven.open()
         session.handle = panic  # type: ignore[method-assign]
-        driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
-        driven.run()
+        driven.post(session, SetControls(seq=1, values={}), reply=replies.append)
         assert [error.code for error in replies] == ["draining", "draining", "internal_error"]
 
     def test_of_the_thread_of_its_plan_ends_a_session(self, drive: Drive) -> None:
         driven = drive()
         bad, good = (driven.open()[0] for _ in range(2))
-        thread = hosted(driven, bad).hints.thread
+        thread = driven.hosted(bad).hints.thread
         ident = thread.submit(threading.get_ident).result()
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Panic))
         thread.submit(int)  # it takes that, and dies of it
@@ -530,9 +471,8 @@ class TestDefects:
         driven.run(lambda: driven.host.stats().ended == {"internal": 1})
         assert [info.id for info in driven.host.sessions()] == [good.id]
 
-    def test_of_a_session_that_is_handed_over_closes_it(self, drive: Drive) -> None:
-        driven = drive(store=Store())
-        session, client = driven.open()
+    def test_of_a_session_that_is_handed_over_closes_it(self, opened: Opened) -> None:
+        driven, session, client = opened(store=Store())
         driven.run()
         session.snapshot = panic  # type: ignore[method-assign]
         driven.host.hand_over(session.id)
@@ -540,13 +480,11 @@ class TestDefects:
         assert client.of(Closed) == [Closed(reason="moved", resumable=False)]
         assert driven.host.sessions() == []
 
-    def test_of_what_follows_a_message_is_its_reply(self, drive: Drive) -> None:
-        driven = drive()
-        session, _ = driven.open()
+    def test_of_what_follows_a_message_is_its_reply(self, opened: Opened) -> None:
+        driven, session, _ = opened()
         replies: list[Any] = []
-        hosted(driven, session).controllers.note = panic  # type: ignore[method-assign]
-        driven.host.post(session.id, SetControls(seq=1, values={}), reply=replies.append)
-        driven.run()
+        driven.hosted(session).controllers.note = panic  # type: ignore[method-assign]
+        driven.post(session, SetControls(seq=1, values={}), reply=replies.append)
         assert [error.code for error in replies] == ["internal_error"]
 
     def test_of_one_stored_session_leaves_the_others(
@@ -567,9 +505,8 @@ class TestDefects:
         assert (store.ids(), list(store.saved)) == (["b"], ["a", "b"])
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-    def test_of_the_host_ends_all_sessions_and_shows(self, drive: Drive) -> None:
-        driven = drive()
-        session, client = driven.open()
+    def test_of_the_host_ends_all_sessions_and_shows(self, opened: Opened) -> None:
+        driven, session, client = opened()
         assert not driven.host.threads[0].has_died
         driven.host.loop.run_once = panic  # type: ignore[method-assign]
         driven.host.post(session.id, Ack(playhead_sample=0))
@@ -581,11 +518,9 @@ class TestDefects:
 
 
 class TestEnd:
-    def test_nothing_is_opened_after_the_end(self, drive: Drive) -> None:
-        driven = drive()
-        _, client = driven.open()
-        driven.host.close()
-        driven.host.loop.run_once(0.0)
+    def test_nothing_is_opened_after_the_end(self, opened: Opened) -> None:
+        driven, _, client = opened()
+        driven.close("shutdown")
         assert client.of(Closed) == [Closed(reason="shutdown", resumable=False)]
         with pytest.raises(DrainingError):
             driven.host.open(Open(), Client())
@@ -615,10 +550,7 @@ class TestEnd:
         driven = drive()
         (one, first), (other, second) = driven.open(), driven.open()
         monkeypatch.setattr(pipeline.loop, "submit", fail)
-        one.wants = other.wants = 1
-        driven.host.post(one.id, Ack(playhead_sample=0))
-        driven.host.post(other.id, Ack(playhead_sample=0))
-        driven.run(lambda: not driven.host.sessions())
+        driven.generate(one, other, until=lambda: not driven.host.sessions())
         for client in (first, second):
             assert client.of(Closed) == [Closed(reason="engine", resumable=False)]
         with pytest.raises(EngineDeadError):
@@ -626,9 +558,6 @@ class TestEnd:
 
 
 def test_a_bundle_without_codec_has_no_live_sessions(built: Any) -> None:
-    from runtime.base.errors import ConfigError
-    from runtime.pipeline.pipeline import open_pipeline
-
     with open_pipeline(built(codec=False)) as pipeline, pytest.raises(ConfigError, match="no \\[codec\\]"):
         SessionHost(pipeline)
 
@@ -637,7 +566,7 @@ class TestMessages:
     """What clients send, and how much of the host's time it gets; the thread's work is scripted."""
 
     def test_each_session_in_turn_and_results_and_advances_are_not_behind_messages(self, drive: Drive) -> None:
-        driven = drive(thread_clock=lambda: 0.0)
+        driven = drive()
         sessions = [driven.open()[0] for _ in range(3)]
         order: list[str] = []
         for session in sessions:
@@ -652,13 +581,13 @@ class TestMessages:
         for _ in range(20):
             driven.run()
         assert order[1:] == [session.id for _ in range(20) for session in sessions]
-        assert [self.seqs(session) for session in sessions] == [list(range(1, 21))] * 3
+        assert [seqs(session) for session in sessions] == [list(range(1, 21))] * 3
 
     @pytest.mark.parametrize(("num_others", "share"), [(1, 0.25), (7, SHARE)])
     def test_messages_that_cost_much_get_a_share_and_do_not_delay_those_of_others(
         self, drive: Drive, num_others: int, share: float
     ) -> None:
-        driven = drive(thread_clock=lambda: driven.now_s)
+        driven = drive(has_costs=True)
         (costly, _), (other, _), *_ = [driven.open() for _ in range(1 + num_others)]
         self.cost(driven, costly, [], 0.02)
         for seq in range(1, MAX_UNHANDLED + 1):
@@ -666,17 +595,15 @@ class TestMessages:
         started_s, num_sent = driven.now_s, 0
         while driven.now_s < started_s + 4.0:
             num_sent += 1
-            driven.host.post(other.id, SetControls(seq=num_sent, values={}))
-            driven.run()
-            assert len(self.seqs(other)) >= num_sent - 1
+            driven.post(other, SetControls(seq=num_sent, values={}))
+            assert len(seqs(other)) >= num_sent - 1
             driven.now_s += driven.host.loop.timeout_s() or 0.02
-        seqs = self.seqs(costly)
-        assert seqs == list(range(1, len(seqs) + 1))
-        assert 0.5 * share < len(seqs) * 0.02 / 4.0 < 1.5 * share
+        handled = seqs(costly)
+        assert handled == list(range(1, len(handled) + 1))
+        assert 0.5 * share < len(handled) * 0.02 / 4.0 < 1.5 * share
 
-    def test_what_does_not_fit_is_answered(self, drive: Drive) -> None:
-        driven = drive()
-        session, client = driven.open()
+    def test_what_does_not_fit_is_answered(self, opened: Opened) -> None:
+        driven, session, client = opened()
         replies: list[Any] = []
         for seq in range(1, MAX_WAITING + 2):
             driven.host.post(session.id, SetControls(seq=seq, values={}))
@@ -685,18 +612,16 @@ class TestMessages:
             driven.host.resume(session.id, session.token, Client())
         room = driven.host.room(session.id)
         assert room is not None
-        driven.host.detach(session.id)
-        driven.run()
+        driven.detach(session)
         assert room.done()
         assert [problem.seq for problem in client.of(Problem)] == [MAX_WAITING + 1]
         assert [error.code for error in replies] == ["queue_full"]
-        assert len(self.seqs(session)) == MAX_WAITING
+        assert len(seqs(session)) == MAX_WAITING
         assert session.of("detach")
         assert driven.host.room(session.id) is driven.host.room("unknown") is None
 
-    def test_further_clients_neither_displace_nor_delay_the_client_nor_each_other(self, drive: Drive) -> None:
-        driven = drive(thread_clock=lambda: driven.now_s)
-        session, client = driven.open()
+    def test_further_clients_neither_displace_nor_delay_the_client_nor_each_other(self, opened: Opened) -> None:
+        driven, session, client = opened(has_costs=True)
         flood, other = Client("flood"), Client("other")
         self.cost(driven, session, [], 0.002)
         started_s, num_sent, num_refused = driven.now_s, 0, 0
@@ -720,19 +645,17 @@ class TestMessages:
         assert not client.of(Problem)
         assert driven.host.room(session.id) is None
 
-    def test_what_others_say_of_its_client_takes_no_place_in_its_inbox(self, drive: Drive) -> None:
-        driven = drive(thread_clock=lambda: driven.now_s)
-        session, _ = driven.open()
+    def test_what_others_say_of_its_client_takes_no_place_in_its_inbox(self, opened: Opened) -> None:
+        driven, session, _ = opened(has_costs=True)
         for _ in range(MAX_WAITING + 1):
             driven.host.release(session.id, session.epoch + 1)
         assert driven.host.room(session.id) is None
         driven.host.post(session.id, SetControls(seq=1, values={}))
         driven.host.loop.run_once(0.0)
-        assert self.seqs(session) == [1]
+        assert seqs(session) == [1]
 
-    def test_what_further_clients_change_is_advanced_at_their_cost(self, drive: Drive) -> None:
-        driven = drive(thread_clock=lambda: driven.now_s)
-        session, _ = driven.open()
+    def test_what_further_clients_change_is_advanced_at_their_cost(self, opened: Opened) -> None:
+        driven, session, _ = opened(has_costs=True)
         advance, surface = session.advance, Client("surface")
 
         def slow(now_s: float, **options: bool) -> list[Any]:
@@ -743,14 +666,8 @@ class TestMessages:
         driven.host.change(session.id, lambda values: SetControls(seq=1, values={}), surface)
         driven.run()
         driven.host.change(session.id, lambda values: SetControls(seq=1, values={"shift": 1.0}), surface)
-        driven.host.post(session.id, SetControls(seq=1, values={"guidance": 1.0}))
-        driven.run()
+        driven.post(session, SetControls(seq=1, values={"guidance": 1.0}))
         assert session.controls == {"guidance": 1.0}
-
-    @staticmethod
-    def seqs(session: ScriptedSession) -> list[int]:
-        """Of the messages that it has handled."""
-        return [message.seq for message, _ in session.of("handle")]
 
     @staticmethod
     def cost(driven: Driven, session: ScriptedSession, order: list[str], cost_s: float) -> None:

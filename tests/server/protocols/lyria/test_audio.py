@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 import pytest
-from helpers.fake_live_host import ready
+from helpers.live_clients import ready
 
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import ServerMessage
@@ -83,7 +83,7 @@ async def test_nothing_of_before_a_reset_is_given(stream: AudioStream) -> None:
 
 async def test_a_session_that_is_ready_again_goes_on_where_it_says(stream: AudioStream) -> None:
     await write(stream, chunk(0, 0.25, samples=2 * SIZE))
-    stream.on_message(ready().model_copy(update={"next_sample": 5 * SIZE}))
+    stream.on_message(ready(next_sample=5 * SIZE))
     await asyncio.sleep(0)
     assert not stream.has_chunk
     assert stream.ring.playhead_sample == 5 * SIZE
