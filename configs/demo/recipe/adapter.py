@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from configs.demo.recipe.bundle import load_average
 from configs.demo.recipe.corpus.batches import Batch, MakeHints, Pool, draw_batch, draw_songs, make_pool
 from configs.demo.recipe.corpus.songs import Song
 from configs.demo.recipe.corpus.vocabulary import TOKEN_IDS
 from configs.demo.recipe.latents import CANVAS_FRAMES
 from configs.demo.recipe.model import DemoModel
 from configs.demo.recipe.structure import hints_of
-from configs.demo.recipe.train import flow_loss
+from configs.demo.recipe.train import flow_loss, load_average
 from runtime.commands.terminal import print_line
 
 RANK: Final = 8

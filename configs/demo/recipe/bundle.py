@@ -1,7 +1,7 @@
 """A trained checkpoint -> the demo bundle's folder."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import onnx
 import torch
@@ -11,39 +11,29 @@ from configs.demo.recipe.bundle_text import (
     SIZE_LIMIT_BYTES,
     TIMBRE_FRAMES,
     bundle_size_bytes,
+    rewrite_bundle_file,
     write_bundle_file,
     write_codec,
     write_text_side,
 )
 from configs.demo.recipe.corpus.vocabulary import LAYER_CONCEPTS, NUM_TOKENS, TOKEN_IDS
 from configs.demo.recipe.latents import CHANNELS
-from configs.demo.recipe.model import CONDITION_WIDTH, MIN_TIME, DemoModel, TimbreEncoder, num_parameters
-from configs.demo.recipe.structure import StructureTokenizer, export_structure
-from engine_build.export.bundle_tables import INPUTS
+from configs.demo.recipe.model import CONDITION_WIDTH, MIN_TIME, TimbreEncoder
+from configs.demo.recipe.structure import export_structure
+from configs.demo.recipe.student import new_student
+from configs.demo.recipe.teacher import read_parts
+from configs.demo.recipe.train import load_average
+from engine_build.export.bundle_tables import INPUTS, JUMP_INPUTS
 from engine_build.export.cleanup import paths_in
 from engine_build.export.decoder_graph import DecoderShape, export_decoder
 from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs
 from engine_build.graphs.adapter_graph import linear_matrices
 
 SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=INPUTS)
+JUMP_SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=INPUTS | JUMP_INPUTS)
 _CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
 _RHYTHM: Final = (TOKEN_IDS["always"], TOKEN_IDS["bpm:97"], TOKEN_IDS["meter:6/8"])
 _ERROR_LIMIT: Final = 2e-5 / MIN_TIME  # of the velocity: 2e-5 of the clean latents
-_RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
-
-
-def load_average(checkpoint: Path) -> tuple[DemoModel, StructureTokenizer, dict[str, Any]]:
-    """The averaged weights of a checkpoint as a model, the structure tokenizer, and the figures of their training."""
-    state = torch.load(checkpoint, weights_only=True)
-    model, tokenizer = DemoModel(), StructureTokenizer()
-    model.load_state_dict(state["average"])
-    tokenizer.load_state_dict(state["tokenizer"])
-    figures = {
-        "parameters": num_parameters(model),
-        "steps": state["step"],
-        "minutes": round(state["elapsed_s"] / 60, 1),
-    }
-    return model.eval(), tokenizer.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}
 
 
 def export_bundle(checkpoint: Path, folder: Path) -> None:
@@ -61,7 +51,7 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     _export_timbre(model.timbre, folder / "timbre_encoder.onnx")
     write_text_side(folder, model.token_table().detach().numpy())
     write_codec(folder, checkpoint.with_name(ENCODER_FILE))
-    examples = [_example(model, *size) for size in _CHECKED_SIZES]
+    examples = [_example(model.token_table().detach(), *size) for size in _CHECKED_SIZES]
     error = graph_error(folder / "decoder.onnx", examples, module_outputs(model.decoder, examples))
     matrices = linear_matrices(onnx.load(folder / "decoder.onnx"))
     write_bundle_file(
@@ -73,15 +63,36 @@ def export_bundle(checkpoint: Path, folder: Path) -> None:
     _check(folder, error)
 
 
-def _example(model: DemoModel, rows: int, frames: int, tokens: int) -> dict[str, torch.Tensor]:
+def export_student(checkpoint: Path, folder: Path) -> None:
+    """Put a distilled decoder into a bundle in place of the one that it has learnt from, and check it as the others.
+
+    Raises:
+        RuntimeError: a check failed; the text says which.
+    """
+    parts, state = read_parts(folder), torch.load(checkpoint, weights_only=True)
+    student = new_student(parts.decoder)
+    student.load_state_dict(state["average"])
+    student.eval().requires_grad_(False)
+    export_decoder(student, JUMP_SHAPE, folder / "decoder.onnx")
+    examples = [_example(parts.table, *size, shape=JUMP_SHAPE) for size in _CHECKED_SIZES]
+    error = graph_error(folder / "decoder.onnx", examples, module_outputs(student, examples))
+    figures = {"student_steps": state["step"], "student_minutes": round(state["elapsed_s"] / 60, 1)}
+    matrices = {path: each.model_dump() for path, each in linear_matrices(onnx.load(folder / "decoder.onnx")).items()}
+    rewrite_bundle_file(folder, training={**figures, "export_max_error": error}, matrices=matrices)
+    _check(folder, error)
+
+
+def _example(
+    table: torch.Tensor, rows: int, frames: int, tokens: int, shape: DecoderShape = SHAPE
+) -> dict[str, torch.Tensor]:
     """Random inputs of the decoder, but for the condition: a prompt's tokens, of one tempo and one meter."""
-    example = SHAPE.example(rows, frames, tokens, seed=tokens)
+    example = shape.example(rows, frames, tokens, seed=tokens)
     others = torch.randint(
         TOKEN_IDS[LAYER_CONCEPTS[0]], NUM_TOKENS, (rows, tokens), generator=torch.Generator().manual_seed(tokens)
     )
     others[:, : len(_RHYTHM)] = torch.tensor(_RHYTHM[:tokens])
     example["condition_mask"][:, : len(_RHYTHM)] = 1.0
-    return example | {"encoder_hidden_states": model.token_table().detach()[others]}
+    return example | {"encoder_hidden_states": table[others]}
 
 
 def _export_timbre(encoder: TimbreEncoder, file: Path) -> None:

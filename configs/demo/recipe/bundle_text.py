@@ -40,7 +40,7 @@ from configs.demo.recipe.planner.pages import StructureCodes
 from configs.demo.recipe.planner.tokens import beat_steps, planner_tables
 from configs.demo.recipe.text_encoder import build_text_encoder, meaning_names
 from configs.demo.recipe.tokenizer import MAX_TOKENS, TEMPLATE, build_tokenizer
-from engine_build.export.bundle_tables import INPUTS, table_text
+from engine_build.export.bundle_tables import INPUTS, JUMP_INPUTS, table_text
 from engine_build.graphs.planner_graph import cache_names
 
 BUNDLE_FILE: Final = "bundle.toml"
@@ -208,11 +208,14 @@ def write_bundle_file(
     evaluation: Mapping[str, Any],
     matrices: Mapping[str, Any] = {},
 ) -> None:
-    """Write bundle.toml, with the planner where its graph is there; figures are free tables of plain values.
+    """Write bundle.toml, with the planner where its graph is there, and jumps where the decoder's graph takes where
+    they end; figures are free tables of plain values.
 
     matrices: those of the decoder that take adapters, by module path.
     """
     tables = _TABLES | {"training": dict(training), "evaluation": dict(evaluation)}
+    if (decoder := folder / _TABLES["decoder"]["graph"]).exists() and jumps(onnx.load(decoder)):
+        tables |= _jump_tables()
     if (folder / PLANNER_FILE).exists():
         tables |= _planner_tables(folder)
     if matrices:
@@ -221,11 +224,33 @@ def write_bundle_file(
     (folder / BUNDLE_FILE).write_text(text, encoding="utf-8")
 
 
-def rewrite_bundle_file(folder: Path, training: Mapping[str, Any] = {}, evaluation: Mapping[str, Any] = {}) -> None:
+def rewrite_bundle_file(
+    folder: Path,
+    training: Mapping[str, Any] = {},
+    evaluation: Mapping[str, Any] = {},
+    matrices: Mapping[str, Any] = {},
+) -> None:
     """Write bundle.toml again, with these figures in place of those of the same name or beside the others."""
     tables = read_bundle_file(folder)
-    matrices = tables.get("adapters", {}).get("matrices", {})
+    matrices = matrices or tables.get("adapters", {}).get("matrices", {})
     write_bundle_file(folder, tables["training"] | training, tables["evaluation"] | evaluation, matrices)
+
+
+def jumps(decoder: onnx.ModelProto) -> bool:
+    """Whether a decoder's graph takes where a jump ends."""
+    return JUMP_INPUTS["time_end"] in {each.name for each in decoder.graph.input}
+
+
+def _jump_tables() -> dict[str, dict[str, Any]]:
+    """The tables of a decoder that jumps: what it is without is what it falls back to."""
+    velocity = {name: _TABLES["sampler"][name] for name in ("solver", "steps", "live_steps", "schedules")}
+    jumps = {"solver": "jump", "steps": 6, "live_steps": 4, "schedules": {}}
+    return {
+        "decoder": _TABLES["decoder"] | {"jump_guidance": [1.0, 6.0]},
+        "decoder.inputs": INPUTS | JUMP_INPUTS,
+        "sampler": _TABLES["sampler"] | jumps,
+        "sampler.velocity": velocity,
+    }
 
 
 def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:

@@ -166,7 +166,7 @@ class Distiller:
         keep[torch.from_numpy(rng.random(size) < 0.4), 3:] = 0.0
         given = solutions.tokens[rows], keep, solutions.context[rows]
         with torch.no_grad():
-            wanted = self.parts.decoder.clean(state, time_, *given)
+            wanted = self.parts.clean(state, time_, *given)
         found = self.student.jump_clean(state, (time_, time_), torch.ones(size), *given)
         weight = solutions.weight[rows] / time_[:, None, None].clamp(min=WEIGHT_TIME) ** 2
         return torch.mean(weight * (found - wanted) ** 2)

@@ -6,10 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from configs.demo.recipe.model import (
-    DECODER_CONFIG,
-    ClockedDecoder,
-)
+from configs.demo.recipe.model import DECODER_CONFIG, MIN_TIME, ClockedDecoder
 from engine_build.export.acestep.graphs import MaskedDecoder
 
 GUIDANCE_FEATURES: Final = 3
@@ -58,6 +55,22 @@ class JumpDecoder(ClockedDecoder):
         transformer.time_embed = FirstColumn(transformer.time_embed)
         transformer.time_embed_r = GuidedTime(transformer.time_embed_r, int(DECODER_CONFIG["hidden_size"]))
 
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        condition_mask: Tensor,
+        context_latents: Tensor,
+        timestep_r: Tensor,
+        guidance: Tensor,
+    ) -> Tensor:
+        """Mean velocity `[B, T, C]` from `timestep` to `timestep_r` under a guidance `[B]`, in one row each."""
+        given = encoder_hidden_states, condition_mask, context_latents
+        clean = self.jump_clean(hidden_states, (timestep, timestep_r), guidance, *given)
+        velocity: Tensor = (hidden_states - clean) / timestep.clamp(min=MIN_TIME)[:, None, None]
+        return velocity
+
     def jump_clean(
         self,
         latents: Tensor,
@@ -74,8 +87,9 @@ class JumpDecoder(ClockedDecoder):
         return estimate
 
 
-def new_student(decoder: ClockedDecoder) -> JumpDecoder:
-    """The teacher's weights; the new inputs change nothing yet."""
-    student = JumpDecoder(copy.deepcopy(decoder.masked))
+def new_student(decoder: ClockedDecoder | JumpDecoder) -> JumpDecoder:
+    """The teacher's weights; where the inputs are new, they change nothing yet."""
+    found = copy.deepcopy(decoder)
+    student = found if isinstance(found, JumpDecoder) else JumpDecoder(found.masked)
     student.requires_grad_(True)
     return student

@@ -16,16 +16,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from configs.demo.recipe.adapter import LowRank
+from configs.demo.recipe.bundle_text import jumps
 from configs.demo.recipe.corpus.batches import Batch
 from configs.demo.recipe.corpus.vocabulary import NUM_TOKENS
 from configs.demo.recipe.latents import FloatArray
 from configs.demo.recipe.model import (
     CONDITION_WIDTH,
     DECODER_CONFIG,
+    MIN_TIME,
     ClockedDecoder,
     TimbreEncoder,
 )
 from configs.demo.recipe.structure import StructureTokenizer
+from configs.demo.recipe.student import JumpDecoder
 from engine_build.export.acestep.graphs import MaskedDecoder
 from engine_build.graphs.adapter_graph import linear_matrices
 from runtime.config.sampler import APG
@@ -38,12 +41,22 @@ SHIFT: Final = 3.0
 
 @dataclass
 class Parts:
-    """What a bundle's conditions are made of, in torch: all frozen."""
+    """What a bundle's conditions and velocities are made of, in torch: all frozen."""
 
-    decoder: ClockedDecoder
+    decoder: ClockedDecoder | JumpDecoder
     table: Tensor
     timbre: TimbreEncoder
     tokenizer: StructureTokenizer
+
+    def clean(self, latents: Tensor, time: Tensor, *given: Tensor) -> Tensor:
+        """The decoder's estimate of the clean latents `[B, T, C]`, unguided. given: tokens, their mask and context."""
+        if isinstance(self.decoder, JumpDecoder):
+            return self.decoder.jump_clean(latents, (time, time), torch.ones_like(time), *given)
+        return self.decoder.clean(latents, time, *given)
+
+    def velocity(self, latents: Tensor, time: Tensor, *given: Tensor) -> Tensor:
+        """The same as a velocity."""
+        return (latents - self.clean(latents, time, *given)) / time.clamp(min=MIN_TIME)[:, None, None]
 
     def condition(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Condition tokens `[B, P + L, D]`, their mask, and the mask of the negative: no token but the first."""
@@ -58,8 +71,10 @@ class Parts:
 
 def read_parts(folder: Path) -> Parts:
     """The weights of a bundle's graphs, as torch modules."""
-    decoder = ClockedDecoder(MaskedDecoder(AceStepTransformer1DModel(**DECODER_CONFIG)))
-    load_graph(decoder, folder / "decoder.onnx")
+    model = onnx.load(folder / "decoder.onnx")
+    kind = JumpDecoder if jumps(model) else ClockedDecoder
+    decoder = kind(MaskedDecoder(AceStepTransformer1DModel(**DECODER_CONFIG)))
+    load_graph(decoder, model)
     timbre = TimbreEncoder()
     weights = initializers(onnx.load(folder / "timbre_encoder.onnx"))
     named = {name: weights[name] for name in timbre.state_dict() if name in weights}
@@ -92,9 +107,8 @@ def initializers(model: onnx.ModelProto) -> dict[str, npt.NDArray[Any]]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def load_graph(decoder: nn.Module, file: Path) -> None:
+def load_graph(decoder: nn.Module, model: onnx.ModelProto) -> None:
     """Weights of a decoder's graph into the module that was exported."""
-    model = onnx.load(file)
     weights = initializers(model)
     matrices = linear_matrices(model)
     state = decoder.state_dict()
@@ -105,7 +119,7 @@ def load_graph(decoder: nn.Module, file: Path) -> None:
             continue
         path = name.removeprefix(root).removesuffix(".weight").removesuffix(".linear")
         if path not in matrices:
-            raise RuntimeError(f"{file.name} has no weights of {name}")
+            raise RuntimeError(f"decoder.onnx has no weights of {name}")
         state[name] = torch.from_numpy(weights[matrices[path].weight].T.copy())
     decoder.load_state_dict(state)
 
@@ -168,7 +182,8 @@ def solve(
         state = with_known(state, now, noise, context)
         states.append(state)
         twice = [torch.cat([each, each]) for each in (state, grid[index], tokens)]
-        positive, opposite = parts.decoder(*twice, torch.cat([keep, negative]), torch.cat([context, context])).chunk(2)
+        sides = parts.velocity(*twice, torch.cat([keep, negative]), torch.cat([context, context]))
+        positive, opposite = sides.chunk(2)
         velocity, momentum = guided(positive, opposite, momentum, guidance[:, None, None])
         taken, length = velocity, then - now
         if before is not None and index < steps - 1:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ HELD_OUT_SEED = 1_000_003
 WEIGHT_TIME = 0.3
 TOKENIZER_SONGS = 1500
 SHORT_EVERY = 8
+_RECIPE_FIELDS: Final = ("batch_size", "learning_rate", "num_songs", "seed", "threads")
 
 
 @dataclass(frozen=True)
@@ -207,3 +208,17 @@ def _clock(trainer: Trainer) -> Iterator[None]:
 def _log(**fields: Any) -> None:
     rounded = {key: round(value, 5) if isinstance(value, float) else value for key, value in fields.items()}
     print(json.dumps(rounded), flush=True)
+
+
+def load_average(checkpoint: Path) -> tuple[DemoModel, StructureTokenizer, dict[str, Any]]:
+    """The averaged weights of a checkpoint as a model, the structure tokenizer, and the figures of their training."""
+    state = torch.load(checkpoint, weights_only=True)
+    model, tokenizer = DemoModel(), StructureTokenizer()
+    model.load_state_dict(state["average"])
+    tokenizer.load_state_dict(state["tokenizer"])
+    figures = {
+        "parameters": num_parameters(model),
+        "steps": state["step"],
+        "minutes": round(state["elapsed_s"] / 60, 1),
+    }
+    return model.eval(), tokenizer.eval(), figures | {field: state["config"][field] for field in _RECIPE_FIELDS}

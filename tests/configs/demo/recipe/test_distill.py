@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers.paths import ROOT
 
+from runtime.config.bundle import load_bundle
+
 torch = pytest.importorskip("torch")
 
-from configs.demo.recipe import distill, student, teacher  # noqa: E402
+from configs.demo.recipe import bundle, bundle_text, distill, student, teacher  # noqa: E402
 from configs.demo.recipe.corpus.batches import draw_batch, draw_songs, make_pool  # noqa: E402
 from configs.demo.recipe.latents import SILENCE  # noqa: E402
 from configs.demo.recipe.structure import hints_of  # noqa: E402
@@ -35,20 +40,40 @@ def test_the_weights_are_those_of_the_graph(parts: teacher.Parts, solutions: tea
     time = torch.full((4,), 0.6)
     given = solutions.noise, time, solutions.tokens, solutions.keep, solutions.context
     with torch.no_grad():
-        found = parts.decoder(*given).numpy()
+        found = parts.velocity(*given).numpy()
     session = ort.InferenceSession(BUNDLE / "decoder.onnx")
     names = ("hidden_states", "timestep", "encoder_hidden_states", "condition_mask", "context_latents")
     arrays = dict(zip(names, (each.numpy() for each in given), strict=True))
+    if bundle_text.jumps(onnx.load(BUNDLE / "decoder.onnx")):
+        arrays |= {"timestep_r": time.numpy(), "guidance": np.ones(4, np.float32)}
     assert np.abs(session.run(None, arrays)[0] - found).max() < 1e-4
 
 
-def test_a_new_student_is_the_decoder_whatever_the_guidance(parts: teacher.Parts, solutions: teacher.Solutions) -> None:
+def test_a_new_student_has_the_velocities_of_its_teacher(parts: teacher.Parts, solutions: teacher.Solutions) -> None:
     jumping, time = student.new_student(parts.decoder), torch.full((4,), 0.6)
     given = solutions.tokens, solutions.keep, solutions.context
     with torch.no_grad():
-        before = parts.decoder.clean(solutions.noise, time, *given)
-        found = jumping.jump_clean(solutions.noise, (time, time), torch.full((4,), 3.0), *given)
+        before = parts.clean(solutions.noise, time, *given)
+        found = jumping.jump_clean(solutions.noise, (time, time), torch.ones(4), *given)
     assert torch.equal(before, found)
+
+
+def test_a_student_takes_its_teachers_place_in_the_bundle(parts: teacher.Parts, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    shutil.copytree(BUNDLE, folder, ignore=shutil.ignore_patterns("recipe"))
+    jumping = student.new_student(parts.decoder)
+    with torch.no_grad():
+        for parameter in jumping.parameters():
+            parameter += 1e-3 * torch.randn_like(parameter)
+    torch.save({"average": jumping.state_dict(), "step": 2, "elapsed_s": 90.0}, tmp_path / "student.pt")
+    bundle.export_student(tmp_path / "student.pt", folder)
+    made = load_bundle(folder)
+    assert (made.sampler.solver, made.decoder.jump_guidance) == ("jump", (1.0, teacher.MOST_GUIDANCE))
+    assert made.sampler.velocity is not None
+    assert made.sampler.velocity.solver == "ab2"
+    assert made.training["student_steps"] == 2
+    again = teacher.read_parts(folder).decoder.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in jumping.state_dict().items())
 
 
 def test_known_frames_of_a_solution_are_those_that_were_given(solutions: teacher.Solutions) -> None:
