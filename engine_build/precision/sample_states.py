@@ -87,11 +87,7 @@ def _states(
             fixed[names.context] = np.stack([np.concatenate([values, wanted], axis=1)] * 2)  # [2,T,2C], both rows
         x = np.random.default_rng(seed + index).standard_normal((frames, bundle.latents.channels)).astype(np.float32)
         for t, following in pairwise(times):
-            feed: dict[str, NDArray[Any]] = {
-                **fixed,
-                names.latents: np.stack([x, x]),
-                **_both_rows(names.numbers(t, t, 1.0)),
-            }
+            feed = fixed | {names.latents: np.stack([x, x])} | _both_rows(names.numbers(t, t, 1.0))
             yield feed
             if names.time_end is not None:
                 built_in = min(guidance, bundle.decoder.jump_guidance[1])
