@@ -81,7 +81,6 @@ def generated(pipeline: Pipeline, job: SessionJob) -> Latents:
 
 def decoded(pipeline: Pipeline, window: DecodeWindow) -> Pcm:
     """The audio of a window."""
-    assert pipeline.codec is not None
     return pipeline.codec.decode(window.values, window.start_frame)[window.trim_begin : window.trim_end]
 
 

@@ -93,6 +93,13 @@ class Loop(Parts):
         self.mode = LoopMode(core)
         super().__init__(core, self.mode)
 
+    @classmethod
+    def played(cls, **options: Any) -> Self:
+        """One that has a canvas from time 0 on."""
+        loop = cls(**options)
+        loop.generate()
+        return loop
+
 
 class Extension(Parts):
     """Of 64 frames without an end, of which the first are generated; a generation takes 0.1 s."""

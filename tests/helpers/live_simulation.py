@@ -52,6 +52,7 @@ class Timed(Protocol):
     clock: SessionClock
 
 
+Told = TypeVar("Told", bound=ServerMessage)
 TimedPart = TypeVar("TimedPart", bound=Timed)
 
 
@@ -205,8 +206,11 @@ class Simulation:
 
     def applied(self, seq: int) -> Applied | None:
         """The message that reports a seq, or a newer one, as complete."""
-        found = (m for m in self.messages if isinstance(m, Applied) and m.seq >= seq)
-        return next((m for m in found if m.full_sample is not None), None)
+        return next((m for m in self.of(Applied) if m.seq >= seq and m.full_sample is not None), None)
+
+    def of(self, kind: type[Told]) -> list[Told]:
+        """The messages of one kind that the client got."""
+        return [message for message in self.messages if isinstance(message, kind)]
 
     @property
     def heard(self) -> NDArray[np.float32]:
@@ -360,3 +364,10 @@ class Simulation:
         self.acked = self.playhead
         self.session.handle(messages.Ack(playhead_sample=self.playhead, worst_lead_s=worst_lead_s), self.now_s)
         return 1
+
+
+def playing(seconds: float = 2.0, **opened: Any) -> Simulation:
+    """A session that has played for some time."""
+    simulation = Simulation(new_session(**opened))
+    simulation.run(seconds)
+    return simulation

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from runtime.config.notes import EnvelopeSpec, InstrumentSpec, NoteLayerSpec, NotesSpec
 from runtime.live.playback.note_stream import NoteEvent, NoteStream
-from runtime.live.protocol.actions import NoteFacts
+from runtime.live.protocol.actions import Action, NoteFacts
+from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import TrackedNotes
 from runtime.music.tracker import FrameNote, NoteTracker
 
@@ -43,6 +44,11 @@ class NoteSimulation(Simulation):
 
     A generation with an overlay has it in its latents, as a decoder that follows its hints exactly.
     """
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, AudioChunk) and self.of(TrackedNotes):
+            assert len(self.of(TrackedNotes)) == len(self.chunks) + 1, "every chunk has its notes before it"
+        super()._carry_out(action)
 
     def _latents(self, flight: Flight) -> NDArray[np.float32]:
         segment, rng = flight.job.segment, np.random.default_rng([flight.number, 7])

@@ -57,7 +57,6 @@ def is_plan(item: object) -> bool:
 
 def test_a_session_plays_by_a_plan_which_can_be_edited(served: Served) -> None:
     with planned(served) as client:
-        assert client.ready.plan is not None
         assert client.ready.plan.kinds == ["verse", "chorus", "break", "outro"]
         plan = client.receive_until(is_plan)
         client.receive_until(is_audio)
@@ -96,7 +95,6 @@ def test_the_plan_in_python(deployment: Deployment) -> None:
     with Model(pipeline) as model, model.live("calm", mode="extend", seed=5) as live:
         live.read(1000)
         plan = live.plan
-        assert plan is not None
         last = plan.sections[-1]
         live.set_plan(last.start_s, [{"kind": "chorus", "layers": ["drums"], "bars": 4}])
         for _ in range(200):
@@ -149,7 +147,6 @@ def resumed(pipeline: Pipeline, state: Path, ready: Ready, last: int) -> tuple[L
     listener, until_s = Listener(), time.monotonic() + TIMEOUT_S
     with open_sqlite_store(state) as store, SessionHost(pipeline, store=store) as host:
         snapshot = store.load(ready.session)
-        assert snapshot is not None
         parts = [part for placement in snapshot.meta["timeline"] for part in placement["parts"]]
         end_frame = max((part[-3] for part in parts), default=0)
         host.resume(ready.session, ready.resume_token, listener)

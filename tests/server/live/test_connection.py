@@ -1,4 +1,4 @@
-"""One connection from its `open` to its close, with a host that the test speaks for."""
+"""One connection from its `open` to its close, with a host that the test speaks for; what it receives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi import FastAPI, WebSocket
 from fastapi.testclient import TestClient
@@ -21,6 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from runtime.base.errors import EngineDeadError, RequestError, SessionsFullError
 from runtime.live.protocol.frames import decode_chunk
+from runtime.live.protocol.messages import MAX_MESSAGE_BYTES, WriteAudio
 from runtime.live.protocol.server_messages import (
     Applied,
     Closed,
@@ -31,9 +33,11 @@ from runtime.live.protocol.server_messages import (
     problem_of,
 )
 from server.asgi.problems import draining
+from server.asgi.shares import RateLimit
 from server.config import ServerSettings
 from server.live import connection
 from server.live.connection import LiveConnection, refuse
+from server.live.incoming import Incoming, ViolationError, WriteError, num_counted
 from server.service.metrics import LiveMetrics
 from server.service.replicas import Membership
 
@@ -143,7 +147,6 @@ def test_a_first_message_that_is_no_open_ends_the_connection(
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_text(first)
         problem, closed, code = received_end(websocket)
-    assert problem is not None
     assert (problem.status, closed.reason, closed.resumable, code) == (status, "refused", False, 1008)
     assert not stage.host.listeners
     assert stage.value("live_refused_total", code=problem_code) == 1
@@ -153,50 +156,37 @@ def test_without_an_open_message_the_connection_ends(stage: Stage, monkeypatch: 
     monkeypatch.setattr(connection, "OPEN_TIMEOUT_S", 0.01)
     with stage.client.websocket_connect("/") as websocket:
         problem, _, code = received_end(websocket)
-    assert problem is not None
     assert (problem.detail, code) == ("no open message within 0.01 s", 1008)
 
 
-def test_a_full_server_says_when_to_try_again(stage: Stage) -> None:
-    stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0)
+@pytest.mark.parametrize(
+    ("refusal", "others", "wait_s", "end"),
+    [
+        pytest.param({}, None, 4.0, ("unavailable", None, 1013), id="alone"),
+        pytest.param({}, (None, 1.5), 1.5, ("unavailable", None, 1013), id="another has room sooner"),
+        pytest.param({}, (None, 9.0), 4.0, ("unavailable", None, 1013), id="another has room later"),
+        pytest.param({}, ("ws://b", 9.0), 4.0, ("moved", "ws://b", 4307), id="another has room"),
+        pytest.param({"is_of_client": True}, ("ws://b", 9.0), 4.0, ("unavailable", None, 1013), id="of the client"),
+    ],
+)
+def test_a_full_server_names_another_one_or_says_when_to_try_again(
+    stage: Stage, refusal: dict[str, Any], others: tuple[str | None, float] | None, wait_s: float, end: Any
+) -> None:
+    stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0, **refusal)
+    if others is not None:
+        stage.membership = SimpleNamespace(room_url=lambda: others[0], session_wait_s=lambda: others[1])
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_json({"type": "open"})
         problem, closed, code = received_end(websocket)
+    assert (closed.reason, closed.url, code, closed.resumable) == (*end, False)
     assert problem is not None
-    assert (problem.status, problem.code, problem.retry_after_s) == (503, "sessions_full", 4.0)
-    assert (closed.reason, closed.resumable, code) == ("unavailable", False, 1013)
+    assert (problem.status, problem.code, problem.retry_after_s) == (503, "sessions_full", wait_s)
     assert stage.value("live_refused_total", code="sessions_full") == 1
-
-
-@pytest.mark.parametrize(("others_s", "wait_s"), [(1.5, 1.5), (9.0, 4.0)])
-def test_where_all_servers_are_full_the_shortest_wait_is_said(stage: Stage, others_s: float, wait_s: float) -> None:
-    stage.host.refusal = SessionsFullError("64 sessions are open", retry_after_s=4.0)
-    stage.membership = SimpleNamespace(room_url=lambda: None, session_wait_s=lambda: others_s)
-    with stage.client.websocket_connect("/") as websocket:
-        websocket.send_json({"type": "open"})
-        problem, closed, _ = received_end(websocket)
-    assert problem is not None
-    assert (problem.retry_after_s, closed.reason, closed.url) == (wait_s, "unavailable", None)
-
-
-@pytest.mark.parametrize("is_of_client", [False, True])
-def test_another_server_is_named_that_has_room_but_not_for_a_client_with_too_many(
-    stage: Stage, is_of_client: bool
-) -> None:
-    stage.host.refusal = SessionsFullError("full", retry_after_s=4.0, is_of_client=is_of_client)
-    stage.membership = SimpleNamespace(room_url=lambda: "ws://b", session_wait_s=lambda: 9.0)
-    with stage.client.websocket_connect("/") as websocket:
-        websocket.send_json({"type": "open"})
-        _, closed, code = received_end(websocket)
-    assert (closed.reason, closed.url, code) == (
-        ("unavailable", None, 1013) if is_of_client else ("moved", "ws://b", 4307)
-    )
 
 
 def test_a_server_that_shuts_down_refuses_with_a_problem(stage: Stage) -> None:
     with stage.client.websocket_connect("/refused") as websocket:
         problem, closed, code = received_end(websocket)
-    assert problem is not None
     assert (problem.code, problem.retry_after_s, closed.reason, code) == ("draining", 10.0, "unavailable", 1013)
 
 
@@ -204,7 +194,6 @@ def test_resume_without_a_session_in_the_path_is_refused(stage: Stage) -> None:
     with stage.client.websocket_connect("/") as websocket:
         websocket.send_json({"type": "open", "resume": "token"})
         problem, _, _ = received_end(websocket)
-    assert problem is not None
     assert problem.field == "resume"
 
 
@@ -240,7 +229,6 @@ def test_too_many_problems_end_the_connection_and_the_session_is_kept(stage: Sta
         for _ in range(connection.MAX_PROBLEMS + 1):
             websocket.send_text("{}")
         problem, closed, code = received_end(websocket)
-    assert problem is not None
     assert (problem.code, closed.reason, closed.resumable, code) == ("protocol_violation", "violation", True, 1008)
 
 
@@ -272,7 +260,6 @@ def test_a_server_that_drains_closes_its_connections_or_hands_them_over(
 ) -> None:
     stage = Stage(settings=ServerSettings(**settings))
     with stage.opened() if is_open else stage.client.websocket_connect("/") as websocket:
-        assert stage.draining is not None
         stage.event_loop.call_soon_threadsafe(stage.draining.set)
         _, closed, found = received_end(websocket)
     assert (closed.reason, closed.resumable, found) == (reason, is_resumable, code)
@@ -301,3 +288,80 @@ def test_messages_are_read_no_further_while_the_session_has_no_room(stage: Stage
         websocket.send_json({"type": "seek"})
         assert isinstance(received(websocket), Problem)
     assert [message.seq for message, _ in stage.host.posted] == [1, 2, 3]
+
+
+WRITE = {"type": "write", "seq": 3, "at_s": 0.5, "samples": 4, "format": "s16"}
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def incoming(host: FakeHost) -> Incoming:
+    return Incoming(host, "one", RATE_HZ, CHANNELS)  # type: ignore[arg-type]
+
+
+def text(**members: Any) -> str:
+    return json.dumps(members)
+
+
+def test_a_write_is_posted_with_its_audio(host: FakeHost, incoming: Incoming) -> None:
+    incoming.take(text(**WRITE))
+    incoming.take(text(type="ack", playhead_sample=5))
+    assert [message.type for message, _ in host.posted] == ["ack"]
+    incoming.take(np.arange(8, dtype="<i2").tobytes())
+    message, pcm = host.posted[-1]
+    assert isinstance(message, WriteAudio)
+    assert pcm.shape == (4, CHANNELS)
+    assert pcm[3, 1] == pytest.approx(7 / 32767)
+
+
+@pytest.mark.parametrize(
+    ("before", "refused", "kind", "error", "posted"),
+    [
+        ([text(**WRITE)], bytes(15), WriteError, "15 bytes of audio, expected 16", []),
+        ([text(**WRITE)], text(type="set", seq=4, values={}), WriteError, "seq 3 did not follow", ["set"]),
+        ([], text(**{**WRITE, "samples": 480_001}), RequestError, "at most 480000", []),
+        ([], bytes(4), RequestError, "a binary message without a write", []),
+        ([bytes(4)], bytes(4), ViolationError, "a binary message without a write", []),
+        ([], " " * (MAX_MESSAGE_BYTES + 1), ViolationError, "larger than", []),
+        ([], text(type="set", seq=1, **dict.fromkeys(map(str, range(1000)), 1)), RequestError, "than 1000 members", []),
+        ([], text(type="open"), RequestError, "the session is open", []),
+    ],
+)
+def test_what_is_refused(
+    before: list[str | bytes],
+    refused: str | bytes,
+    kind: type[RequestError],
+    error: str,
+    posted: list[str],
+    host: FakeHost,
+    incoming: Incoming,
+) -> None:
+    for data in before:
+        with suppress(RequestError):
+            incoming.take(data)
+    with pytest.raises(kind, match=error) as found:
+        incoming.take(refused)
+    assert isinstance(found.value, ViolationError | WriteError) == (kind is not RequestError)
+    assert getattr(found.value, "seq", 3) == 3
+    is_large = len(refused) > MAX_MESSAGE_BYTES
+    assert getattr(found.value, "reason", "violation") == ("too_large" if is_large else "violation")
+    assert [message.type for message, _ in host.posted] == posted
+
+
+def test_a_long_text_counts_more_than_a_short_one_and_than_audio() -> None:
+    assert [num_counted(data) for data in ("{}", " " * 2048, b"")] == [1, 3, 1]
+
+
+def test_a_rate_limit_spreads_what_exceeds_it() -> None:
+    now_s = 0.0
+    limit = RateLimit(3, 1.0, lambda: now_s)
+    assert [limit.wait_s() for _ in range(5)] == [0.0, 0.0, 0.0, 1.0, 1.0]
+    now_s = 5.0
+    assert limit.wait_s() == 0.0
+    assert limit.wait_s(3) == 1.0
+    now_s = 10.0
+    assert limit.wait_s(7) == 2.0

@@ -138,26 +138,6 @@ def test_a_session_is_resumed_after_an_abrupt_disconnect(served: Served) -> None
         assert client.receive_end()[1] == 1008
 
 
-def test_a_resumed_session_closes_its_older_connection(served: Served) -> None:
-    with player(served) as old:
-        ready = old.open(prompts=[{"text": "a"}])
-        with player(served, f"/v1/live/{ready.session}") as new:
-            assert new.open(resume=ready.resume_token).resumed
-            _, code = old.receive_end()
-            assert code == 1000
-            new.receive_until(is_audio)
-
-
-def test_sessions_have_their_own_sound(served: Served) -> None:
-    with player(served) as one, player(served) as two:
-        one.open(prompts=[{"text": "a"}], seed=1)
-        two.open(prompts=[{"text": "b"}], seed=2)
-        two.send(type="set", seq=9, values={"guidance": 5.0})
-        two.receive_until(lambda item: is_audio(item) and item.full_seq == 9)
-        assert is_audio(one.receive_until(is_audio))
-        assert {chunk.first_seq for chunk in one.chunks} == {0}
-
-
 def test_references_are_heard_and_wrong_ones_are_answered(built: Built) -> None:
     file = safetensors.numpy.save({"latents": np.ones((20, TinySpec().channels), np.float32)})
     conditioned = built(conditions=True, structure=True, more=FEW_VARIANTS)

@@ -257,7 +257,6 @@ class TestTime:
     def test_a_message_is_handled_before_windows_that_wait_for_the_codec(self, opened: Opened) -> None:
         (driven, session, _), go = opened(), threading.Event()
         codec = driven.host.pipeline.codec
-        assert codec is not None
         for _ in range(codec.queue.size):
             codec.queue.submit(partial(go.wait, 60))
         values = np.zeros((8, 8), np.float32)
@@ -611,7 +610,6 @@ class TestMessages:
         with pytest.raises(QueueFullError):
             driven.host.resume(session.id, session.token, Client())
         room = driven.host.room(session.id)
-        assert room is not None
         driven.detach(session)
         assert room.done()
         assert [problem.seq for problem in client.of(Problem)] == [MAX_WAITING + 1]

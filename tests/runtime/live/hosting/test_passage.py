@@ -37,7 +37,6 @@ def stems(passage: Passage) -> dict[str, Pcm]:
 
 
 def heard(pipeline: Pipeline, latents: Latents, start_frame: int) -> NDArray[np.float32]:
-    assert pipeline.codec is not None
     return soft_limited(pipeline.codec.decode(latents, start_frame), 10.0) / np.float32(10.0)
 
 

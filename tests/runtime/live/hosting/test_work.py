@@ -165,7 +165,6 @@ def test_what_the_seed_draws_stands_before_the_words_of_the_sections(built: Buil
         SongSection(1, "break", ("bass",), 1, 10, 40, None),
     )
     with open_pipeline(built(planner={"capacity": 1024, "plan": True}, meaning=True, words=("chant", "no"))) as opened:
-        assert opened.planner is not None
         words = {"drums": ("drums", "no drums"), "bass": ("bass", "no bass")}
         plan = opened.planner.spec.plan.model_copy(update={"layer_words": words})
         spec = opened.planner.spec.model_copy(update={"plan": plan})

@@ -52,11 +52,9 @@ def test_notes_at_their_times_are_played() -> None:
     start = round(at * FRAME_RATE)
     assert FrameNote("bass", 38, 90, start, 5) in simulation.offline
     applied = simulation.applied(1)
-    assert applied is not None
     assert applied.first_sample is not None
     assert applied.first_sample <= start * HOP
-    told = [message.at_sample for message in simulation.messages if isinstance(message, Applied)]
-    assert set(told) == {None}, "`at` says when they are played, not when the change begins"
+    assert {told.at_sample for told in simulation.of(Applied)} == {None}, "it says when a change begins"
 
 
 def test_what_is_played_soon_cannot_be_changed() -> None:
@@ -131,7 +129,7 @@ def test_a_bar_waits_for_more_until_it_closes() -> None:
     play(simulation, 1, {"pitch": 40}, at=bar * BAR_S, layer="bass", bars=4)
     simulation.run(0.3)
     assert not any(job.phrases for job in simulation.jobs[jobs:])
-    assert not any(isinstance(message, Applied) and message.seq == 1 for message in simulation.messages)
+    assert not any(told.seq == 1 for told in simulation.of(Applied))
     simulation.run(5 * BAR_S)
     assert any(job.phrases for job in simulation.jobs[jobs:])
     assert simulation.applied(1) is not None
@@ -142,7 +140,6 @@ def test_a_bar_closes_early_enough_for_a_generation() -> None:
     simulation.run(6.0)
     play(simulation, 1, {"pitch": 40}, at=bar_of(simulation) * BAR_S, layer="bass", bars=4)
     notes = simulation.session.core.references.notes
-    assert notes is not None
     first = notes.next_bar_frame
     assert first is not None
     while notes.is_waiting:
@@ -154,7 +151,6 @@ def test_what_is_played_while_a_plan_is_made_anew_does_not_wait_for_it() -> None
     simulation = planned()
     simulation.plan_s = 1.0
     plan = simulation.session.plan
-    assert plan is not None
     simulation.handle(SetPrompts(seq=1, items=[LivePrompt(text="calm")]))
     known = plan.end
     while plan.end >= known or simulation.flights:
@@ -169,7 +165,6 @@ def test_what_is_played_behind_all_that_is_known_does_not_begin_a_generation_wit
     simulation = planned(6.0)
     simulation.plan_s = 100.0
     plan = simulation.session.plan
-    assert plan is not None
     while simulation.jobs[-1].segment.start_frame + 2 * 64 <= plan.end or simulation.flights:
         simulation.step()
     play(simulation, 1, {"pitch": 40}, mode="at", at=heard_s(simulation) + 60.0, layer="bass")
@@ -216,11 +211,9 @@ def test_notes_are_kept_with_the_session() -> None:
     play(simulation, 2, {"pitch": 38}, at=bar * BAR_S, layer="bass", bars=2, exact=True)
     play(simulation, 3, {"pitch": 36}, mode="hold", layer="bass")
     before = simulation.session.core.references.notes
-    assert before is not None
     stored = before.stored()
     simulation.restart()
     after = simulation.session.core.references.notes
-    assert after is not None
     assert after.stored() == stored
     simulation.run(5.0)
     assert any(note.start_frame == round(7.0 * FRAME_RATE) and note.key == 40 for note in simulation.offline)
@@ -229,7 +222,6 @@ def test_notes_are_kept_with_the_session() -> None:
 def test_what_is_stored_and_the_model_does_not_have_is_left_out() -> None:
     simulation = planned()
     notes = simulation.session.core.references.notes
-    assert notes is not None
     known, unknown = (36, 100, 0, 5), (37, 100, 5, 5)
     chord = (0, [36], 100, "bass", True)
     others = [(1, [60], 100, "harp", True), (2, [61], 100, "bass", True)]
@@ -282,22 +274,19 @@ def test_notes_of_a_loop_are_bounded_and_removing_some_makes_room() -> None:
 
 def test_what_has_no_effect_is_refused() -> None:
     simulation = noted(1.0, mode="extend")
-    for members, field in (({"mode": "echo"}, "mode"), ({"mode": "hold"}, "mode")):
-        with pytest.raises(RequestError) as error:
-            play(simulation, 1, {"pitch": 38}, **members)
-        assert error.value.field == field
-    with pytest.raises(RequestError, match="no layer 'flute'"):
-        play(simulation, 1, {"pitch": 38}, mode="at", at=9.0, layer="flute")
-    with pytest.raises(RequestError, match=r"items\.0\.pitch"):
-        play(simulation, 1, {"pitch": 37}, mode="at", at=9.0, layer="bass")
-    with pytest.raises(RequestError, match="no notes"):
-        play(simulation, 1, mode="at", at=9.0)
-    plain = NoteSimulation(new_session(model=MODEL))
+    plain, key = NoteSimulation(new_session(model=MODEL)), {"pitch": 38}
+    for refusing, items, members, match in (
+        (simulation, [key], {"mode": "echo"}, "^mode: "),
+        (simulation, [key], {"mode": "hold"}, "^mode: "),
+        (simulation, [key], {"mode": "at", "at": 9.0, "layer": "flute"}, "no layer 'flute'"),
+        (simulation, [{"pitch": 37}], {"mode": "at", "at": 9.0, "layer": "bass"}, r"items\.0\.pitch"),
+        (simulation, [], {"mode": "at", "at": 9.0}, "no notes"),
+        (noted(1.0), [key], {"mode": "hold"}, "hold"),
+    ):
+        with pytest.raises(RequestError, match=match):
+            play(refusing, 1, *items, **members)
     with pytest.raises(NoNotesError):
-        play(plain, 1, {"pitch": 38}, mode="at", at=9.0)
-    loop = noted(1.0)
-    with pytest.raises(RequestError, match="hold"):
-        play(loop, 1, {"pitch": 38}, mode="hold")
+        play(plain, 1, key, mode="at", at=9.0)
 
 
 def test_what_was_not_played_yet_is_no_echo_and_pending_notes_are_bounded() -> None:
@@ -326,7 +315,6 @@ def test_after_a_reset_bars_are_known_once_the_plan_has_its_place() -> None:
     simulation = planned()
     simulation.handle(Reset(seq=1))
     plan = simulation.session.plan
-    assert plan is not None
     while not plan.sections:
         simulation.run(0.01)
     assert plan.origin is None
@@ -423,10 +411,9 @@ def test_one_chord_follows_another_from_its_bar_on_and_none_ends_it() -> None:
     hold(notes, 32, 36, layer="bass")  # in place of those that were to follow
     hold(notes, 48)
     assert starts(notes, 0, 80) == {("bass", 16): [(40, 16)], ("bass", 32): [(36, 32)]}
-    notes.forget(32)
-    assert starts(notes, 0, 80) == {("bass", 32): [(36, 32)]}
-    notes.forget(47)
-    assert starts(notes, 0, 80) == {("bass", 32): [(36, 32)]}
+    for frame in (32, 47):
+        notes.forget(frame)
+        assert starts(notes, 0, 80) == {("bass", 32): [(36, 32)]}
     notes.forget(48)
     assert starts(notes, 0, 80) == {}
 

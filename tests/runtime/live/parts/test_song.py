@@ -27,8 +27,12 @@ BREAK = NewSection(kind="break", layers=["drums", "bass"], bars=1)
 TOO_MANY = list(range(20))  # for a bar
 
 
-def planned_session(**changes: Any) -> Simulation:
-    return Simulation(new_session(mode="extend", plan=True), **changes)
+def planned_session(seconds: float = 0.0, **changes: Any) -> Simulation:
+    """A session that plays by a plan, and has for some time."""
+    simulation = Simulation(new_session(mode="extend", plan=True), **changes)
+    if seconds:
+        simulation.run(seconds)
+    return simulation
 
 
 def outline(simulation: Simulation) -> SongOutline:
@@ -39,8 +43,11 @@ def outline(simulation: Simulation) -> SongOutline:
 
 def maker(simulation: Simulation) -> SongMaker:
     song = simulation.session.generations.mode.song
-    assert song is not None
     return song.maker
+
+
+def change_prompt(simulation: Simulation, seq: int = 1, text: str = "calm") -> None:
+    simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=text)]))
 
 
 def stored(simulation: Simulation) -> Any:
@@ -50,11 +57,7 @@ def stored(simulation: Simulation) -> Any:
 
 def told(simulation: Simulation) -> Plan:
     """The newest plan that the client got."""
-    return [message for message in simulation.messages if isinstance(message, Plan)][-1]
-
-
-def problems(simulation: Simulation) -> list[Problem]:
-    return [message for message in simulation.messages if isinstance(message, Problem)]
+    return simulation.of(Plan)[-1]
 
 
 def heard_hints(simulation: Simulation) -> dict[int, float]:
@@ -86,7 +89,6 @@ def test_the_slowest_of_its_last_steps_says_how_long_hints_take(frames: int, dur
     assert song.duration_s() == 0.0
     for seconds in (1.0, 3.0, 2.0):
         work = song.work(0, song.outline.end)
-        assert work is not None
         clock.now_s += seconds
         song.made(work.number, make_part(form, work))  # type: ignore[arg-type]
         assert work.frames == 50
@@ -96,8 +98,7 @@ def test_the_slowest_of_its_last_steps_says_how_long_hints_take(frames: int, dur
 
 @pytest.mark.parametrize("plan_s", [0.005, 0.3])
 def test_generations_follow_the_plan_which_is_ahead_of_them(plan_s: float) -> None:
-    simulation = planned_session(plan_s=plan_s)
-    simulation.run(20.0)
+    simulation = planned_session(20.0, plan_s=plan_s)
     hints = heard_hints(simulation)
     assert [hints[frame] for frame in range(len(hints))] == of_form(simulation, len(hints))
     assert simulation.session.playhead.underruns == 0
@@ -126,8 +127,7 @@ def test_what_is_kept_of_a_plan_does_not_grow() -> None:
 def test_an_edit_at_the_earliest_time_is_heard_in_full(
     members: dict[str, Any], generation_s: float, plan_s: float
 ) -> None:
-    simulation = planned_session(generation_s=generation_s, plan_s=plan_s)
-    simulation.run(4.0)
+    simulation = planned_session(4.0, generation_s=generation_s, plan_s=plan_s)
     start_s = earliest_s(simulation, **members)
     before = told(simulation)
     simulation.handle(SetPlan(seq=1, start_s=start_s, **members))
@@ -153,8 +153,7 @@ def test_an_edit_at_the_earliest_time_is_heard_in_full(
 
 
 def test_what_is_known_before_an_edit_stays() -> None:
-    simulation = planned_session(generation_s=0.03, plan_s=0.02)
-    simulation.run(4.0)
+    simulation = planned_session(4.0, generation_s=0.03, plan_s=0.02)
     end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
     earliest = round(earliest_s(simulation, codes=[1]) * FRAME_RATE)
     first = earliest + (end - earliest) // 2 // FRAMES_PER_CODE * FRAMES_PER_CODE
@@ -178,8 +177,7 @@ def test_what_is_known_before_an_edit_stays() -> None:
     ],
 )
 def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     later_s = members.pop("later_s", 0.0)
     start_s = earliest_s(simulation, **members)
     before = (outline(simulation).published, outline(simulation).end, len(simulation.jobs))
@@ -191,8 +189,7 @@ def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> N
 
 def test_prompts_say_which_layers_sound_in_each_section() -> None:
     simulation = planned_session()
-    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
-    start_s = 0.0
+    change_prompt(simulation)
     simulation.run(3.0)
     start_s = earliest_s(simulation, sections=[BREAK])
     bass = NewSection(kind="break", layers=["bass"], bars=4)
@@ -207,31 +204,27 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
 
 
 def test_a_restored_plan_knows_what_codes_sound_beside_the_layers_of_a_section() -> None:
-    simulation = planned_session()
-    simulation.run(3.0)
+    simulation = planned_session(3.0)
     plan = outline(simulation)
     plan.sections = tuple(replace(each, others=("bass",)) for each in plan.sections)
     session, now_s = simulation.session, simulation.now_s
     restored = LiveSession.restore(session.snapshot(now_s), session.model, now_s).plan
-    assert restored is not None
     assert restored.sections == plan.sections
 
 
 def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     for seq in (1, 2):
         at = simulation.playhead
         assert at is not None
         before, sections = heard_hints(simulation), told(simulation).sections
         if seq == 1:
-            simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+            change_prompt(simulation)
         else:
             simulation.set(2, bpm=90)
         simulation.run(0.8)
         after = told(simulation).sections
         line = simulation.session.transport.lines.at(at)
-        assert line is not None
         (heard,) = (each for each in after if each.start_s <= at / HOP / FRAME_RATE < each.end_s)
         assert heard.first_bar <= line.bar < heard.first_bar + heard.bars, "it is numbered as the beat is"
         simulation.run(2.0)
@@ -254,7 +247,7 @@ def test_right_after_another_prompt_no_more_is_planned_than_the_next_generation_
     simulation.run(4.0)
     assert generations_ahead() >= 1.5
     for seq in range(1, 5):
-        simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
+        change_prompt(simulation, seq, f"calm {seq}")
         simulation.run(2.0)
         assert generations_ahead() <= 1.0 + STEP_S * FRAME_RATE / 64
     assert simulation.session.playhead.underruns == 0
@@ -263,8 +256,7 @@ def test_right_after_another_prompt_no_more_is_planned_than_the_next_generation_
 
 
 def test_a_reset_begins_a_new_plan() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
     origin = outline(simulation).origin
@@ -276,14 +268,12 @@ def test_a_reset_begins_a_new_plan() -> None:
     (beginning,) = (number for number, job in enumerate(simulation.jobs) if not job.segment.keep_frames and number)
     count = numbers.count(beginning)
     hints = simulation.jobs[beginning].hints
-    assert hints is not None
     assert hints[:count, 0].tolist() == [simulation.planned(origin + row) for row in range(count)]
     assert hints[:count, 0].tolist() != of_form(simulation, count)
 
 
 def test_another_prompt_changes_a_plan_at_a_bar_wherever_that_plan_begins() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
     plan, song = outline(simulation), maker(simulation)
@@ -292,15 +282,12 @@ def test_another_prompt_changes_a_plan_at_a_bar_wherever_that_plan_begins() -> N
     for frame, changed in ((bar, bar), (bar + 1, bar + 1 + -(bar + 1) % FRAMES_PER_CODE)):
         song.follow(GenerationOptions(prompt=f"from {frame}"), plan.origin + frame)
         work = song.work(plan.origin, plan.origin + frame)
-        assert work is not None
-        assert work.change is not None
         assert work.change.from_frame == changed
         song.stop()
 
 
 def test_a_source_plays_without_a_plan_and_after_it_another_begins() -> None:
-    simulation = planned_session()
-    simulation.run(3.0)
+    simulation = planned_session(3.0)
     count = len(simulation.jobs)
     simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((7, CHANNELS), np.float32))
     simulation.run(0.2)
@@ -334,44 +321,10 @@ def test_after_a_restart_the_same_codes_follow_also_those_of_an_edit_that_was_no
     assert told(restarted).sections[-1].index > 10
 
 
-def test_a_prompt_that_changes_right_after_a_restart_changes_what_follows_alone() -> None:
-    simulation = planned_session(plan_s=0.5)
-    simulation.run(20.0)
-    before = {section.index: section.start_s for section in told(simulation).sections}
-    simulation.session.detach(simulation.now_s)
-    simulation.restart()
-    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
-    simulation.run(3.0)
-    assert outline(simulation).origin == 0
-    playing = told(simulation).sections[0]
-    assert before[playing.index] == playing.start_s
-    hints = heard_hints(simulation)
-    assert hints[max(hints)] == simulation.planned(max(hints))
-
-
-def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation, hints_of = planned_session(plan_s=0.5), SimulatedForm.hints
-
-    def hints(form: SimulatedForm, start_frame: int, frames: int) -> Any:
-        if simulation.now_s < 20.0:
-            raise EngineError("failed")
-        return hints_of(form, start_frame, frames)
-
-    monkeypatch.setattr(SimulatedForm, "hints", hints)
-    simulation.run(30.0)
-    assert simulation.session.plan is not None
-    assert not simulation.session.plan.is_known
-    simulation.run(8.0)
-    found = heard_hints(simulation)
-    assert found[max(found)] == simulation.planned(max(found))
-    assert simulation.session.playhead.underruns == 0
-
-
 def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
     song = maker(planned_session())
     for _ in range(1100):
         work = song.work(0, 0)
-        assert work is not None
         assert song.failed(work.number, EngineError("failed"), is_attached=True)
         assert song.work(0, 0) is None
         song.clock.now_s += 30.0
@@ -388,7 +341,7 @@ def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatc
     monkeypatch.setattr(SimulatedForm, "hints", hints)
     simulation.run(4.0)
     for seq in range(1, 31):
-        simulation.handle(messages.SetPrompts(seq=seq, items=[messages.LivePrompt(text=f"calm {seq}")]))
+        change_prompt(simulation, seq, f"calm {seq}")
         simulation.run(0.1)
         assert len(stored(simulation)["values"]["changes"]) <= 1
     simulation.run(8.0)
@@ -400,24 +353,8 @@ def test_of_prompts_that_change_while_the_plan_fails_the_newest_waits(monkeypatc
     assert found[max(found)] == simulation.planned(max(found))
 
 
-def test_edits_that_a_source_leaves_without_effect_do_not_hold_up_what_is_complete() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
-    start_s = earliest_s(simulation, codes=[1])
-    for seq in (1, 2):
-        simulation.handle(SetPlan(seq=seq, start_s=start_s, codes=[seq]))
-    simulation.handle(messages.SetSource(seq=3, id="x"), np.zeros((7, CHANNELS), np.float32))
-    simulation.run(3.0)
-    simulation.set(4, guidance=4.0)
-    simulation.run(3.0)
-    simulation.set(5, guidance=4.0)  # as it is: no generation is made for it
-    simulation.run(1.0)
-    assert simulation.applied(5) is not None
-
-
 def test_so_many_edits_may_wait() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     start_s, simulation.plan_s = earliest_s(simulation, codes=[1]), 2.0
     for seq in range(1, MAX_EDITS + 1):
         simulation.handle(SetPlan(seq=seq, start_s=start_s, codes=[seq]))
@@ -434,15 +371,14 @@ def test_music_goes_on_where_the_plan_fails_and_follows_it_again() -> None:
     simulation.run(8.0)
     assert simulation.jobs[0].hints is None
     assert simulation.session.playhead.underruns == 0
-    assert [message.detail for message in simulation.messages if isinstance(message, Problem)] == ["failed"]
+    assert [problem.detail for problem in simulation.of(Problem)] == ["failed"]
     hints = heard_hints(simulation)
     assert hints[0] == -1.0
     assert hints[max(hints)] == simulation.planned(max(hints))
 
 
 def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
-    simulation = planned_session()
-    simulation.run(2.0)
+    simulation = planned_session(2.0)
     simulation.plan_s = 30.0
     simulation.run(30.0)
     assert simulation.session.playhead.underruns == 0
@@ -450,9 +386,8 @@ def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
 
 @pytest.mark.parametrize("plan_s", [0.3, 0.6, 1.0])
 def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: float) -> None:
-    simulation = planned_session(plan_s=plan_s)
-    simulation.run(8.0)
-    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    simulation = planned_session(8.0, plan_s=plan_s)
+    change_prompt(simulation)
     plan = outline(simulation)
     known = plan.end
     while plan.end >= known or simulation.flights:
@@ -482,8 +417,7 @@ def test_a_session_whose_time_stands_still_waits_for_its_plan() -> None:
 
 
 def test_the_plan_is_told_at_the_beginning_of_a_connection_and_where_it_is_asked_for() -> None:
-    simulation = planned_session()
-    simulation.run(2.0)
+    simulation = planned_session(2.0)
     simulation.session.detach(simulation.now_s)
     simulation.messages.clear()
     simulation.connect()
@@ -502,16 +436,14 @@ def test_who_has_a_plan() -> None:
         with pytest.raises(RequestError, match="has no plan"):
             new_session(mode="extend").handle(message, 0.0)
     choices = new_session(mode="extend", plan=True).attach("t", 0.0, keep_s=1.0).plan
-    assert choices is not None
     assert (choices.kinds, choices.layers, choices.bars) == (["verse", "chorus", "break"], ["drums", "bass"], [1, 2, 4])
 
 
 def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     simulation.plan_s = 1.0
     announced = [section.start_s for section in told(simulation).sections]
-    simulation.handle(messages.SetPrompts(seq=1, items=[messages.LivePrompt(text="calm")]))
+    change_prompt(simulation)
     for members in ({"sections": [BREAK]}, {"codes": [1]}, {"sections": [BREAK], "codes": [1]}):
         with pytest.raises(RequestError, match="planned anew") as caught:
             simulation.handle(SetPlan(seq=2, start_s=announced[-1], **members))
@@ -523,12 +455,11 @@ def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
     simulation.handle(SetPlan(seq=2, start_s=start_s, sections=[BREAK]))
     simulation.run(1.0)
     assert (start_s, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
-    assert not problems(simulation)
+    assert not simulation.of(Problem)
 
 
 def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_to_it() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     plan, song, form = outline(simulation), maker(simulation), simulation._form
     assert form is not None
     start, later = plan.sections[-2].start_frame, plan.sections[-1].start_frame
@@ -545,56 +476,20 @@ def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_t
     song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK]), 0)
     for _ in range(2):
         work = song.work(0, 0)
-        assert work is not None
         song.made(work.number, make_part(form, work))
     assert not song.has_edits
     assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
 
-def test_an_edit_that_is_being_made_can_be_edited_again_where_it_begins() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
-    plan, song, form = outline(simulation), maker(simulation), simulation._form
-    assert form is not None
-    start, later = (section.start_frame for section in plan.sections[-2:])
-    verse = NewSection(kind="verse", layers=["drums"], bars=2)
-    song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK, BREAK]), 0)
-    work = song.work(0, 0)
-    assert work is not None
-    song.edit(SetPlan(seq=2, start_s=start / FRAME_RATE, sections=[verse]), 0)
-    with pytest.raises(RequestError, match="not the start of a section"):  # another one may begin there now
-        song.edit(SetPlan(seq=3, start_s=later / FRAME_RATE, sections=[BREAK]), 0)
-    while work is not None and song.has_edits:
-        song.made(work.number, make_part(form, work))
-        work = song.work(0, 0)
-    assert (start, "verse", 2) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
-
-
 def test_an_edit_that_is_refused_when_it_is_made_has_its_seq() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     start_s = told(simulation).sections[-1].start_s
     for seq in (1, 2):  # The same once more: a problem for each.
         simulation.handle(SetPlan(seq=seq, start_s=start_s, sections=[BREAK], codes=TOO_MANY))
         simulation.run(1.5)
-    assert [(problem.seq, problem.field, problem.status) for problem in problems(simulation)] == [
-        (1, "codes", 422),
-        (2, "codes", 422),
-    ]
+    refused = [(problem.seq, problem.field, problem.status) for problem in simulation.of(Problem)]
+    assert refused == [(1, "codes", 422), (2, "codes", 422)]
     assert start_s in [section.start_s for section in told(simulation).sections]
-
-
-def test_an_edit_in_place_of_one_that_waits_does_not_take_it_along_when_it_is_refused() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
-    first, last = (section.start_s for section in told(simulation).sections[-2:])
-    simulation.plan_s = 1.0
-    simulation.handle(SetPlan(seq=1, start_s=last, sections=[BREAK]))
-    simulation.handle(SetPlan(seq=2, start_s=first, sections=[BREAK]))
-    simulation.handle(SetPlan(seq=3, start_s=first, sections=[BREAK], codes=TOO_MANY))
-    simulation.run(5.0)
-    assert [problem.seq for problem in problems(simulation)] == [3]
-    assert (first, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
 
 
 def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -> None:
@@ -616,8 +511,7 @@ def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -
 
 
 def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
-    simulation = planned_session()
-    simulation.run(4.0)
+    simulation = planned_session(4.0)
     start_s = told(simulation).sections[-1].start_s
     simulation.handle(SetPlan(seq=1, start_s=start_s, sections=[BREAK], codes=TOO_MANY))
     simulation.session.detach(simulation.now_s)
@@ -625,12 +519,12 @@ def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
     simulation.messages.clear()  # of a connection that is gone
     simulation.connect()
     simulation.run(3.0)
-    assert [problem.seq for problem in problems(simulation)] == [1]
+    assert [problem.seq for problem in simulation.of(Problem)] == [1]
     simulation.handle(SetPlan(seq=2, start_s=told(simulation).sections[-1].start_s, sections=[BREAK], codes=TOO_MANY))
     simulation.session.detach(simulation.now_s)
     simulation.restart()
     simulation.run(1.0)
-    assert [problem.seq for problem in problems(simulation)] == [1, 2]
+    assert [problem.seq for problem in simulation.of(Problem)] == [1, 2]
     assert not maker(simulation).has_edits
 
 

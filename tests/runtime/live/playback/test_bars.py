@@ -37,7 +37,6 @@ def test_a_loop_has_its_bars_in_every_pass_at_the_tempo_that_sounds() -> None:
     assert found(lines, 0, 8) == expected
     assert found(lines, 1, 2) == expected[1:3]
     line = lines.at(62 * HOP + 10)
-    assert line is not None
     assert (line.sample, line.bar, line.bpm) == (62 * HOP, 0, pytest.approx(3 * 4 * 60 * FRAME_RATE / 62))
 
 
@@ -58,7 +57,6 @@ def test_sections_of_a_plan_change_the_tempo_at_a_bar() -> None:
     ]
     assert lines.at(0) is None
     last = lines.at(400 * HOP)
-    assert last is not None
     assert (last.bar, last.bpm, last.beats) == (10, *SLOW)
 
 

@@ -65,8 +65,6 @@ def test_a_later_canvas_keeps_its_sample_when_the_position_moves() -> None:
     timeline.move(500, 50, 2, (0, 8))
     assert [item.from_sample for item in timeline.placements] == [0, 500, 1000]
     here, later = timeline.at(500), timeline.at(1000)
-    assert here is not None
-    assert later is not None
     assert (here.canvas_frame_at(50), later.canvas_frame_at(50)) == (2, 2)
     assert set(later.canvas.pieces) == {"later"}
     assert (timeline.next_start(0), timeline.next_start(999), timeline.next_start(1000)) == (500, 1000, None)
@@ -81,7 +79,6 @@ def test_a_move_that_is_to_come_stays_when_canvas_or_position_change_before() ->
     timeline.move(600, 60, 2, (0, 8))
     assert [item.from_sample for item in timeline.placements] == [0, 500, 600, 1000]
     later = timeline.at(1000)
-    assert later is not None
     assert (later.canvas_frame_at(100), later.band, later.is_chosen) == (5, (4, 6), True)
     assert set(later.canvas.pieces) == {"new"}
 

@@ -1,4 +1,4 @@
-"""Notes that are told with the audio are those of all the latents that were played, tracked as a whole."""
+"""Notes that are told with the audio: those of all the latents that were played; what a client makes of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from runtime.live.playback.playhead import Playhead, SessionClock
 from runtime.live.playback.told_notes import ToldNotes
 from runtime.live.protocol import messages
 from runtime.live.protocol.actions import DecodeWindow
-from runtime.live.protocol.frames import AudioChunk
-from runtime.live.protocol.server_messages import TrackedNotes
+from runtime.live.protocol.server_messages import LayerKeys, LiveNote, TrackedNotes
 from runtime.live.session.live_session import LiveSession
-
-
-def told(simulation: NoteSimulation) -> list[TrackedNotes]:
-    return [message for message in simulation.messages if isinstance(message, TrackedNotes)]
+from runtime.music.score import Note
 
 
 def share(simulation: NoteSimulation) -> float:
@@ -52,26 +48,10 @@ def test_every_chunk_has_them_first_and_replaced_audio_replaces_them() -> None:
         simulation.set(seq, seed=seq)
         simulation.run(1.0)
     of_audio = [(chunk.start_sample, chunk.end_sample, chunk.is_replacing) for chunk, _ in simulation.chunks]
-    assert [(each.start_sample, each.end_sample, each.replaces) for each in told(simulation)] == of_audio
-    assert sum(each.replaces for each in told(simulation)) >= 4
+    assert [(each.start_sample, each.end_sample, each.replaces) for each in simulation.of(TrackedNotes)] == of_audio
+    assert sum(each.replaces for each in simulation.of(TrackedNotes)) >= 4
     # Of a note that the change cuts, other frames decide than those that were told of before.
     assert share(simulation) > 0.93
-    actions = [type(action) for action in _sent()]
-    assert actions.index(TrackedNotes) < actions.index(AudioChunk)
-
-
-def _sent() -> list[object]:
-    simulation = noted(0.0)
-    sent: list[object] = []
-    carry_out = simulation._carry_out
-
-    def note(action: object) -> None:
-        sent.append(action)
-        carry_out(action)  # type: ignore[arg-type]
-
-    simulation._carry_out = note  # type: ignore[method-assign,assignment]
-    simulation.run(1.0)
-    return sent
 
 
 def test_what_replaces_audio_late_does_not_strike_again_what_sounds_behind_it() -> None:
@@ -120,26 +100,26 @@ def test_notes_end_at_a_seek_and_where_audio_is_missing() -> None:
 
 def test_a_new_connection_is_told_anew_what_sounds() -> None:
     simulation = noted(2.0)
-    before = len(told(simulation))
+    before = len(simulation.of(TrackedNotes))
     simulation.connect()
     simulation.run(1.0)
-    first = told(simulation)[before]
+    first = simulation.of(TrackedNotes)[before]
     assert first.open == []
     assert {note[3] for note in first.notes} >= {first.start_sample + -first.start_sample % HOP}
 
 
 def test_a_session_that_is_restored_tells_notes_on() -> None:
     simulation = noted(2.0, mode="extend")
-    before = len(told(simulation))
+    before = len(simulation.of(TrackedNotes))
     simulation.restart()
     simulation.run(2.0)
-    assert len(told(simulation)) > before + 3
+    assert len(simulation.of(TrackedNotes)) > before + 3
 
 
 def test_they_are_told_to_those_alone_who_ask() -> None:
     simulation = NoteSimulation(new_session(model=NOTED))
     simulation.run(1.0)
-    assert told(simulation) == []
+    assert simulation.of(TrackedNotes) == []
 
 
 def test_a_model_without_notes_refuses_them() -> None:
@@ -155,3 +135,78 @@ def test_a_client_that_opens_is_told_the_layers() -> None:
         ("drums", [36, 38], True),
     ]
     assert new_session(model=MODEL).attach("t", 0.0, keep_s=1.0).layers == []
+
+
+def told(start: int, end: int, notes: list[LiveNote], held: list[LiveNote] | None = None) -> TrackedNotes:
+    return TrackedNotes(start_sample=start, end_sample=end, replaces=False, notes=notes, open=held or [])
+
+
+def bass(pitch: int, sample: int, samples: int | None) -> LiveNote:
+    return ("bass", pitch, 100, sample, samples)
+
+
+def taken(stream: NoteStream) -> list[tuple[int, int, bool]]:
+    found = [(event.sample, event.pitch, event.velocity > 0) for event in stream.events]
+    stream.events.clear()
+    return found
+
+
+def test_events_come_as_the_audio_is_taken() -> None:
+    stream = NoteStream()
+    stream.take(told(0, 100, [bass(36, 10, 30), bass(38, 60, None)]))
+    stream.take(told(100, 200, [], [bass(38, 60, 80)]))
+    stream.advance(40)
+    assert taken(stream) == [(10, 36, True)]
+    stream.advance(41)
+    assert taken(stream) == [(40, 36, False)]
+    stream.advance(200)
+    assert taken(stream) == [(60, 38, True), (140, 38, False)]
+
+
+def test_a_key_that_is_struck_again_ends_before_it_begins() -> None:
+    stream = NoteStream()
+    stream.take(told(0, 100, [bass(36, 0, 50), bass(36, 50, None)]))
+    stream.take(told(100, 200, [bass(36, 100, None)]))
+    for position in (50, 60, 100, 130):
+        stream.advance(position)
+    assert taken(stream) == [(0, 36, True), (50, 36, False), (50, 36, True), (100, 36, False), (100, 36, True)]
+
+
+def test_what_replaces_counts_from_where_it_begins() -> None:
+    stream = NoteStream()
+    stream.take(told(0, 100, [bass(36, 10, None)]))
+    stream.take(told(100, 200, [bass(40, 150, None)], [bass(36, 10, None)]))
+    stream.advance(50)
+    stream.take(told(60, 200, [bass(43, 60, 100)]))
+    stream.advance(200)
+    assert taken(stream) == [(10, 36, True), (60, 36, False), (60, 43, True), (160, 43, False)]
+
+
+def test_a_note_that_is_known_late_begins_where_it_is_known() -> None:
+    stream = NoteStream()
+    stream.advance(50)
+    stream.take(told(0, 40, [bass(36, 10, None)]))
+    stream.take(told(40, 100, [], [bass(36, 10, None)]))
+    stream.advance(60)
+    assert taken(stream) == [(50, 36, True)]
+
+
+def test_notes_end_where_nothing_is_told_and_at_the_end() -> None:
+    stream = NoteStream()
+    stream.take(told(0, 100, [bass(36, 10, None)]))
+    stream.take(told(150, 250, [bass(38, 160, None)]))
+    stream.advance(200)
+    assert taken(stream) == [(10, 36, True), (100, 36, False), (160, 38, True)]
+    stream.clear(500)
+    assert taken(stream) == [(200, 38, False)]
+
+
+def test_a_recording_has_the_notes_that_sound_in_it() -> None:
+    stream, layers = NoteStream(), [LayerKeys(name="bass", keys=[36], rows=[0], is_percussion=False)]
+    stream.take(told(0, 1000, [bass(36, 10, 300), bass(38, 200, 100), bass(36, 600, None)]))
+    stream.advance(100)
+    stream.record()
+    stream.advance(800)
+    score = stream.recorded(layers, 1000, 0.04)
+    assert score.notes == [Note("bass", 38, 100, 0.1, 0.1), Note("bass", 36, 100, 0.5, pytest.approx(0.2))]
+    assert score.seconds == pytest.approx(0.7)

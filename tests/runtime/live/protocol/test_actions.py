@@ -60,9 +60,6 @@ def test_a_loop_may_be_longer_than_what_is_continued() -> None:
 def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
     facts, planner = SongFacts.of(bundle), bundle.planner
-    assert facts is not None
-    assert planner is not None
-    assert planner.plan is not None
     assert facts.silent == (1, 2)
     bass = planner.codes.groups[1]
     codes = planner.codes.model_copy(update={"groups": (TokenRange(first=0, count=bass.count), bass)})
@@ -73,23 +70,18 @@ def test_codes_whose_silence_is_token_0_can_be_silenced(built: Built) -> None:
 
 def test_no_layer_can_be_silenced_where_the_silence_of_one_is_not_known(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
-    assert bundle.planner is not None
-    assert bundle.planner.plan is not None
     plan = bundle.planner.plan.model_copy(update={"silent": {"bass": bundle.planner.plan.silent["bass"]}})
     facts = SongFacts.of(bundle.model_copy(update={"planner": bundle.planner.model_copy(update={"plan": plan})}))
-    assert facts is not None
     assert (facts.group_size, facts.silent) == (bundle.planner.codes.groups[0].count, ())
 
 
 def test_groups_of_codes_that_differ_in_size_are_no_layers(built: Built) -> None:
     bundle = load_bundle(built(planner={"capacity": 1024, "plan": True}, conditions=True, more=FEW_VARIANTS).bundle)
-    assert bundle.planner is not None
     drums, bass = bundle.planner.codes.groups
     for groups in ((drums, TokenRange(first=bass.first, count=bass.count - 1)), (drums, bass, bass)):
         codes = bundle.planner.codes.model_copy(update={"groups": groups})
         planner = bundle.planner.model_copy(update={"codes": codes})
         facts = SongFacts.of(bundle.model_copy(update={"planner": planner}))
-        assert facts is not None
         assert (facts.group_size, facts.silent) == (0, ())
 
 

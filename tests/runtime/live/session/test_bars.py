@@ -8,11 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import FRAME, GUIDANCE, HINT, HOP, LENGTHS, MODEL, NUMBER, RATE, Simulation, new_session
+from helpers.live_simulation import (
+    FRAME,
+    GUIDANCE,
+    HINT,
+    HOP,
+    LENGTHS,
+    MODEL,
+    NUMBER,
+    RATE,
+    Simulation,
+    new_session,
+    playing,
+)
 from helpers.simulated_form import BPM, FRAMES_PER_BAR
 
 from runtime.base.errors import RequestError
-from runtime.live.protocol import messages
 from runtime.live.protocol.messages import LivePrompt, client_message
 from runtime.live.protocol.server_messages import Applied, Beat, State
 from runtime.live.session.live_session import LiveSession
@@ -25,17 +36,10 @@ LONG = replace(MODEL, loop_lengths=(*LENGTHS, 3 * CANVAS // 2, 2 * CANVAS))
 FRAMES_PER_S = MODEL.frame_rate_hz
 
 
-def playing(seconds: float = 2.0, **opened: Any) -> Simulation:
-    simulation = Simulation(new_session(**opened))
-    simulation.run(seconds)
-    return simulation
-
-
 def send(simulation: Simulation, latents: Any = None, **members: Any) -> int:
     """Send a message; returns the sample that it begins at, as it is answered."""
     simulation.handle(client_message(members), latents)
-    answers = [each for each in simulation.messages if isinstance(each, Applied) and each.seq == members["seq"]]
-    sample = answers[0].at_sample
+    sample = next(each.at_sample for each in simulation.of(Applied) if each.seq == members["seq"])
     assert sample is not None
     return sample
 
@@ -45,8 +49,11 @@ def heard(simulation: Simulation, channel: int) -> list[float]:
     return [float(value) for value in simulation.heard[HOP // 2 :: HOP, channel]]
 
 
-def beat(simulation: Simulation) -> Beat | None:
-    return next(each for each in reversed(simulation.messages) if isinstance(each, State)).beat
+def beat(simulation: Simulation) -> Beat:
+    """The newest one that is known."""
+    found = simulation.of(State)[-1].beat
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -118,18 +125,18 @@ def test_another_tempo_goes_on_at_the_same_place_of_its_bar() -> None:
     assert frames[first] / 24 % 1 == pytest.approx(first / 20 % 1, abs=1 / 24)
     assert max(frames[-48:]) == 47
     newest = beat(simulation)
-    assert newest is not None
     assert (newest.bpm, newest.beats) == (250.0, 4)
 
 
 def test_bars_that_are_refused() -> None:
-    with pytest.raises(RequestError, match="needs a tempo") as error:
-        new_session(bars=2)
-    assert error.value.field == "bars"
-    with pytest.raises(RequestError, match="3 bars of 4 beats fit"):
-        new_session(bars=4, controls=BARS)
-    with pytest.raises(RequestError, match="no loop"):
-        new_session(bars=4, mode="extend")
+    for opened, match in (
+        ({"bars": 2}, "needs a tempo"),
+        ({"bars": 4, "controls": BARS}, "3 bars of 4 beats fit"),
+        ({"bars": 4, "mode": "extend"}, "no loop"),
+    ):
+        with pytest.raises(RequestError, match=match) as error:
+            new_session(**opened)
+        assert error.value.field == "bars"
     simulation = playing(controls=BARS)
     with pytest.raises(RequestError, match="fit") as error:
         simulation.set(1, loop_bars=4)
@@ -139,10 +146,8 @@ def test_bars_that_are_refused() -> None:
 
 def test_the_state_has_the_newest_bar_line_that_was_sent() -> None:
     simulation = playing(3.0, controls=BARS)
-    states = [each for each in simulation.messages if isinstance(each, State) and each.beat is not None]
+    states, bar = [each for each in simulation.of(State) if each.beat is not None], 20 * HOP
     for state in states:
-        assert state.beat is not None
-        bar = 20 * HOP
         assert state.beat.sample == state.sent_until_sample // bar * bar
         assert state.beat.bar == state.beat.sample // bar % 3
         assert state.beat.phase == pytest.approx(state.playhead_sample / bar % 1)
@@ -151,25 +156,21 @@ def test_the_state_has_the_newest_bar_line_that_was_sent() -> None:
 
 def test_a_beat_that_changes_is_told_at_once() -> None:
     simulation = playing(2.0, controls=BARS)
-    before = len(simulation.messages)
-    simulation.handle(messages.SetControls(seq=1, values={"bpm": 250.0}))
+    simulation.set(1, bpm=250.0)
     simulation.run(0.16)
-    told = [each for each in simulation.messages[before:] if isinstance(each, State) and each.beat is not None]
-    assert told[-1].beat is not None
-    assert told[-1].beat.bpm == 250.0
+    assert beat(simulation).bpm == 250.0
 
 
 def test_a_beat_that_goes_on_is_not_told_again_with_every_change() -> None:
     simulation = playing(2.05, controls=BARS)
     send(simulation, type="clock", seq=1, bpm=300.0, sample=80)  # bars that do not begin with those of the axis
     simulation.run(2.0)
-    before, placed = len(simulation.messages), simulation.session.core.timeline.version
+    before, placed = len(simulation.of(State)), simulation.session.core.timeline.version
     for seq in range(2, 12):
         simulation.set(seq, guidance=float(seq))
         simulation.run(0.1)
-    states = [each for each in simulation.messages[before:] if isinstance(each, State)]
     assert simulation.session.core.timeline.version > placed + 2
-    assert len(states) <= 5
+    assert len(simulation.of(State)) - before <= 5
 
 
 def test_controls_change_at_a_bar() -> None:
@@ -239,13 +240,11 @@ def test_band_and_position_change_at_a_bar_and_other_changes_keep_that() -> None
 def test_a_plan_has_bars_at_which_prompts_change() -> None:
     simulation = playing(3.0, mode="extend", plan=True, prompts=[LivePrompt(text="a")])
     newest = beat(simulation)
-    assert newest is not None
     assert newest.bpm == BPM
     sample = send(simulation, type="prompts", seq=1, items=[{"text": "b"}], at="bar")
     assert sample % (FRAMES_PER_BAR * HOP) == 0
     simulation.run(4.0)
     change = simulation.session.plan
-    assert change is not None
     assert sample // HOP in [section.start_frame for section in change.sections]
     changed = [job for job in simulation.jobs if job.options.prompt[0].text == "b"]  # type: ignore[union-attr]
     assert changed
@@ -262,7 +261,7 @@ def test_without_a_beat_a_bar_is_refused_and_nothing_changes(opened: dict[str, A
     ):
         with pytest.raises(RequestError, match="no beat is known"):
             simulation.handle(client_message({"seq": 1, **members}))
-    assert beat(simulation) is None
+    assert simulation.of(State)[-1].beat is None
     with pytest.raises(RequestError, match='seconds, "bar"'):
         client_message({"type": "seek", "to_s": 0.0, "at": "beat"})
 
@@ -272,13 +271,12 @@ def test_a_clock_is_followed_from_the_next_bar_on() -> None:
     sample = send(simulation, type="clock", seq=1, bpm=290.0, sample=2 * RATE)
     simulation.run(4.0)
     newest = beat(simulation)
-    assert newest is not None
     assert newest.bpm == pytest.approx(290.0, abs=0.4)
     beat_samples = 60 / 290 * RATE
     assert abs((newest.sample - 2 * RATE + beat_samples / 2) % beat_samples - beat_samples / 2) < 40
     assert 0 < sample / RATE - 2.05 < 2 * 0.8
     simulation.handle(client_message({"type": "clock", "seq": 2, "bpm": 290.0, "sample": newest.sample}))
-    assert not [each for each in simulation.messages if isinstance(each, Applied) and each.seq == 2 and each.at_sample]
+    assert not [each for each in simulation.of(Applied) if each.seq == 2 and each.at_sample]
 
 
 def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> None:
@@ -287,7 +285,6 @@ def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> 
     assert sample % 200 == 80
     simulation.run(2.0)
     newest = beat(simulation)
-    assert newest is not None
     assert newest.sample % 200 == 80
     assert len(simulation.jobs) == 1
 
@@ -295,17 +292,15 @@ def test_only_the_phase_of_a_clock_is_followed_where_the_tempo_is_the_same() -> 
 def test_of_a_clock_that_does_not_say_where_its_beats_are_the_tempo_alone_is_followed() -> None:
     simulation = playing(2.05, controls=BARS)
     before = beat(simulation)
-    assert before is not None
     bar = before.beats * 60 / before.bpm * RATE
     sample = send(simulation, type="clock", seq=1, bpm=290.0)
     assert (sample - before.sample + bar / 2) % bar - bar / 2 == pytest.approx(0, abs=1)
     simulation.run(3.0)
     newest = beat(simulation)
-    assert newest is not None
     assert newest.bpm == pytest.approx(290.0, abs=0.4)
     simulation.handle(client_message({"type": "clock", "seq": 2, "bpm": 290.0}))
     simulation.run(1.0)
-    assert {each.at_sample for each in simulation.messages if isinstance(each, Applied) and each.seq == 2} == {None}
+    assert {each.at_sample for each in simulation.of(Applied) if each.seq == 2} == {None}
 
 
 @pytest.mark.parametrize("members", [{"type": "seek", "to_s": 0.0}, {"type": "set", "values": {"shift": 2.0}}])

@@ -20,6 +20,7 @@ from helpers.live_simulation import (
     SEQ,
     Simulation,
     new_session,
+    playing,
 )
 
 from runtime.base.errors import RequestError, StaleSeqError
@@ -33,13 +34,6 @@ from runtime.live.session.live_session import LiveSession
 from runtime.live.session.reports import prompt_words
 from runtime.requests.options import GenerationOptions, StepOptions
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
-
-
-def playing(seconds: float = 2.0, **opened: object) -> Simulation:
-    """A session that has played for some time."""
-    simulation = Simulation(new_session(**opened))
-    simulation.run(seconds)
-    return simulation
 
 
 def reached_s(simulation: Simulation, seq: int, since: int) -> float:
@@ -62,6 +56,7 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
 
     model = dataclasses.replace(MODEL, words=words)
     session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
+    assert found_words(session, messages.SetControls(seq=1, values={"bpm": 120})) is None
     first = TextWords(text="a", understood=["a"], unknown=["jazz"])
     assert session.attach("token", 0.0, keep_s=60.0).controls.prompt_words == [first]
 
@@ -74,12 +69,12 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
         return [message for message in sent if isinstance(message, Applied)]
 
     items = [LivePrompt(text="a", weight=0.5)]
-    assert reported(messages.SetPrompts(seq=1, items=items)) == []
-    (applied,) = reported(messages.SetControls(seq=2, values={"negative_prompt": "b"}))
-    assert (applied.seq, applied.first_sample) == (2, None)
+    assert reported(messages.SetPrompts(seq=2, items=items)) == []
+    (applied,) = reported(messages.SetControls(seq=3, values={"negative_prompt": "b"}))
+    assert (applied.seq, applied.first_sample) == (3, None)
     second = TextWords(text="b", understood=["b"], unknown=["jazz"])
     assert applied.prompt_words == [first, second]
-    assert reported(messages.SetPrompts(seq=3, items=[]))[0].prompt_words == [second]
+    assert reported(messages.SetPrompts(seq=4, items=[]))[0].prompt_words == [second]
 
 
 def telling_model() -> LiveModel:
@@ -124,12 +119,7 @@ def test_what_prompts_mean_is_told_when_a_change_begins_that_has_waited() -> Non
     simulation = Simulation(new_session(model=telling_model(), prompts=prompts, controls=controls))
 
     def told() -> list[tuple[int, str]]:
-        return [
-            (message.seq, words.plays)
-            for message in simulation.messages
-            if isinstance(message, Applied)
-            for words in message.prompt_words or ()
-        ]
+        return [(told.seq, words.plays) for told in simulation.of(Applied) for words in told.prompt_words or ()]
 
     simulation.run(1.0)
     assert simulation.playhead is not None
@@ -154,12 +144,6 @@ def test_a_prompt_that_cannot_be_encoded_has_words_and_no_meaning() -> None:
     first, second = found_words(session, messages.SetPrompts(seq=1, items=items)) or []
     assert (first.understood, first.plays, first.meaning) == (["long"], "", {})
     assert second.meaning == {"tempo": ["no bpm"]}
-
-
-def test_options_are_no_words_where_the_model_does_not_tell() -> None:
-    model = dataclasses.replace(MODEL, words=lambda texts: PromptWords(tuple(texts)))
-    session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
-    assert found_words(session, messages.SetControls(seq=1, values={"bpm": 120})) is None
 
 
 def test_a_picture_is_made_once_for_all_that_ask_for_it() -> None:
@@ -260,10 +244,8 @@ def test_one_adapter_changes_and_ramps_to_null_while_others_stay() -> None:
     factors = np.zeros((4, 8), np.float32)
     catalog = AdapterCatalog({name: Adapter(name, factors, factors) for name in ("soft", "hard")}, 8)
     both = [{"id": "soft", "strength": 1.0}, {"id": "hard", "strength": 0.5}]
-    opened = messages.Open(seed=1, slots=1, controls={"adapters": both})
-    simulation = Simulation(LiveSession("s", dataclasses.replace(MODEL, catalog=lambda: catalog), opened, 0.0))
-    simulation.session.attach("token", 0.0, keep_s=60.0)
-    simulation.run(1.0)
+    model = dataclasses.replace(MODEL, catalog=lambda: catalog)
+    simulation = playing(1.0, model=model, slots=1, controls={"adapters": both})
     with pytest.raises(RequestError, match="no adapter 'sofd'"):
         simulation.handle(messages.SetAdapter(seq=1, id="sofd", strength=1.0))
     simulation.handle(messages.SetAdapter(seq=1, id="soft", strength=None, ramp_ms=400.0))
@@ -302,7 +284,6 @@ def test_applied_names_the_samples_that_the_client_hears() -> None:
     simulation.set(1, shift=2.0)
     simulation.run(1.0)
     applied = simulation.applied(1)
-    assert applied is not None
     assert applied.tick == 7
     assert int(np.argmax(simulation.seqs[:, 1] >= 1)) == applied.full_sample == applied.first_sample
 
@@ -395,8 +376,7 @@ def test_a_session_that_is_opened_paused_generates_nothing_before_play() -> None
 
 
 def test_a_reset_is_heard_with_its_seq_and_a_loop_has_none() -> None:
-    simulation = Simulation(new_session(mode="extend"))
-    simulation.run(1.0)
+    simulation = playing(1.0, mode="extend")
     simulation.handle(messages.Reset(seq=1))
     simulation.run(0.5)
     chunk, _ = next(item for item in simulation.chunks if item[0].full_seq == 1)
@@ -404,15 +384,6 @@ def test_a_reset_is_heard_with_its_seq_and_a_loop_has_none() -> None:
     assert not np.isnan(simulation.heard).any()
     with pytest.raises(RequestError, match="open the session with mode extend"):
         playing().handle(messages.Reset(seq=1))
-
-
-def test_seek_is_heard_after_the_reach() -> None:
-    simulation = playing()
-    since = simulation.playhead
-    assert since is not None
-    simulation.handle(messages.Seek(to_s=0.0))
-    simulation.run(0.5)
-    assert 0.0 in simulation.heard[since : since + 80, FRAME]
 
 
 def test_a_write_is_heard_as_it_is_and_becomes_the_source() -> None:
@@ -427,13 +398,11 @@ def test_a_write_is_heard_as_it_is_and_becomes_the_source() -> None:
     simulation.set(2, shift=2.0)
     simulation.run(0.1)
     source = simulation.jobs[-1].source
-    assert source is not None
     assert (source[10:13, NUMBER] == -5.0).all()
 
 
 def test_a_write_is_encoded_in_whole_groups_of_the_codec() -> None:
-    simulation = Simulation(new_session(model=dataclasses.replace(MODEL, align_frames=4, margin_frames=4)))
-    simulation.run(1.0)
+    simulation = playing(1.0, model=dataclasses.replace(MODEL, align_frames=4, margin_frames=4))
     write = messages.WriteAudio(seq=1, at_s=0.25, samples=3 * HOP)  # frames 6 to 9
     offset, latents = simulation.session.write_region(write)
     assert latents[:, FRAME].tolist() == list(range(4, 12))
@@ -441,16 +410,6 @@ def test_a_write_is_encoded_in_whole_groups_of_the_codec() -> None:
     simulation.handle(write, np.full((8, CHANNELS), -5.0, np.float32))
     simulation.run(3.0)
     assert np.count_nonzero(simulation.heard[-64 * HOP :, NUMBER] == -5.0) == 8 * HOP
-
-
-def test_a_write_over_the_end_of_a_loop_goes_on_at_its_beginning() -> None:
-    simulation = playing()
-    simulation.handle(
-        messages.WriteAudio(seq=1, at_s=62 / 25, samples=4 * HOP), np.full((4, CHANNELS), -5.0, np.float32)
-    )
-    simulation.run(3.0)
-    written = simulation.heard[-64 * HOP :: HOP, NUMBER] == -5.0
-    assert written.sum() == 4
 
 
 def test_what_was_heard_stays_when_a_write_comes_late() -> None:
@@ -483,7 +442,7 @@ def test_a_failed_generation_is_reported_once_and_tried_again() -> None:
     simulation.set(1, shift=2.0)
     simulation.run(0.5)
     assert len(simulation.jobs) == 2
-    assert [m.code for m in simulation.messages if isinstance(m, Problem)] == ["engine_error"]
+    assert [problem.code for problem in simulation.of(Problem)] == ["engine_error"]
     simulation.run(2.0)
     assert simulation.chunks[-1][0].full_seq == 1
 
@@ -533,7 +492,6 @@ def test_a_structure_reaches_the_next_generations_until_it_is_removed(mode: str)
     simulation.run(0.5)
     job = simulation.jobs[-1]
     start, frames = job.segment.start_frame, job.segment.frames
-    assert job.hints is not None
     assert job.hints[:, 0].tolist() == [frame % 10 for frame in range(start, start + frames)]
     assert (job.source, job.options.structure_strength) == (None, 0.5)
     simulation.restart()
@@ -549,9 +507,8 @@ def test_a_structure_reaches_the_next_generations_until_it_is_removed(mode: str)
 
 
 def test_a_model_without_text_refuses_prompts() -> None:
-    model = dataclasses.replace(MODEL, has_text=False)
     with pytest.raises(RequestError, match="takes no text"):
-        LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="piano")]), 0.0)
+        new_session(model=dataclasses.replace(MODEL, has_text=False), prompts=[LivePrompt(text="piano")])
 
 
 def test_close_ends_the_session() -> None:
@@ -596,46 +553,15 @@ def test_nothing_is_in_flight_without_a_client_and_what_was_is_made_again(opened
 
 def test_audio_is_not_decoded_without_a_client() -> None:
     simulation = playing()
-    (window,) = [each for _ in range(100) for each in windows(simulation)][:1]
+    window = next(each for _ in range(100) for each in windows_after_a_step(simulation))
     assert simulation.session.is_current(window)
     simulation.session.detach(simulation.now_s)
     assert not simulation.session.is_current(window)
 
 
-def windows(simulation: Simulation) -> list[DecodeWindow]:
-    """What is to be decoded after a step of time."""
+def windows_after_a_step(simulation: Simulation) -> list[DecodeWindow]:
     simulation.now_s += 0.005
-    actions = simulation.session.advance(simulation.now_s)
-    return [action for action in actions if isinstance(action, DecodeWindow)]
-
-
-@pytest.mark.parametrize(
-    "opened", [{"mode": "loop"}, {"mode": "loop", "controls": {"variation": 0.5}}, {"mode": "extend"}]
-)
-def test_a_restored_session_goes_on_like_the_original(opened: dict[str, object]) -> None:
-    original = playing(3.0, **opened)
-    original.set(1, shift=2.0, guidance=4.0)
-    original.handle(messages.SetPrompts(seq=2, items=[LivePrompt(text="x")], ramp_ms=200))
-    original.run(1.0)
-    snapshot = original.session.snapshot(original.now_s)
-    in_flight = [flight.job for flight in original.flights]
-    twin = Simulation(LiveSession.restore(snapshot, MODEL, 100.0), now_s=100.0)
-    twin.connect()
-    original.session.detach(original.now_s)
-    num_jobs, num_chunks = len(original.jobs), len(original.chunks)
-    original.connect()
-    for simulation in (original, twin):
-        simulation.run(0.5)
-        simulation.set(3, shift=1.5)
-        simulation.run(1.5)
-    for left, right in zip((in_flight + original.jobs[num_jobs:])[:3], twin.jobs, strict=False):
-        assert (left.options, left.segment) == (right.options, right.segment)
-        assert np.array_equal(left.noise, right.noise) if left.noise is not None else right.noise is None
-    assert len(twin.jobs) > 0
-    if not in_flight:
-        for (left, _), (right, _) in zip(original.chunks[num_chunks:], twin.chunks, strict=True):
-            assert (left.start_sample, left.full_seq) == (right.start_sample, right.full_seq)
-            assert np.array_equal(left.pcm[:, FRAME:], right.pcm[:, FRAME:])
+    return [each for each in simulation.session.advance(simulation.now_s) if isinstance(each, DecodeWindow)]
 
 
 def test_a_change_without_effect_on_latents_is_complete_also_after_a_restart_in_a_pause() -> None:
@@ -651,18 +577,14 @@ def test_a_change_without_effect_on_latents_is_complete_also_after_a_restart_in_
 
 def test_a_turned_control_is_reported_and_stored_no_more_than_needed() -> None:
     simulation = playing()
-    commits, states = simulation.commits, count_states(simulation)
+    commits, states = simulation.commits, len(simulation.of(State))
     for seq in range(1, 201):
         simulation.set(seq, guidance=1.0 + seq / 100)
         simulation.run(0.005)
     assert 5 <= simulation.commits - commits <= 25
-    assert count_states(simulation) - states <= 6
+    assert len(simulation.of(State)) - states <= 6
     simulation.run(0.1)
     assert LiveSession.restore(simulation.session.snapshot(simulation.now_s), MODEL, 0.0)
-
-
-def count_states(simulation: Simulation) -> int:
-    return sum(isinstance(message, State) for message in simulation.messages)
 
 
 def test_changes_of_a_paused_session_are_stored_at_once() -> None:

@@ -68,9 +68,9 @@ def test_a_layer_is_silent_soon_and_sounds_again_and_the_others_do_not_change(mo
 def test_notes_tell_what_is_heard() -> None:
     simulation = playing()
     mute(simulation, 1, "drums")
-    told = len(simulation.messages)
+    told = len(simulation.of(TrackedNotes))
     simulation.run(3.0)
-    later = [message for message in simulation.messages[told:] if isinstance(message, TrackedNotes)]
+    later = simulation.of(TrackedNotes)[told:]
     layers = {note[0] for message in later for note in (*message.notes, *message.open)}
     assert layers == {"bass"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, new_session
+from helpers.live_simulation import CHANNELS, MODEL, PLANNING, Simulation, playing
 from helpers.note_simulation import SILENCE, SPEC
 from helpers.simulated_form import FACTS
 
@@ -24,14 +24,8 @@ from runtime.music.sections import SongState
 LESS = replace(MODEL, untaken=frozenset({"timbre_strength", "structure_strength"}))
 
 
-def played(**opened: object) -> Simulation:
-    simulation = Simulation(new_session(**opened))
-    simulation.run(2.0)
-    return simulation
-
-
 def test_a_piece_keeps_its_content_under_its_name() -> None:
-    simulation = played(mode="extend")
+    simulation = playing(mode="extend")
     pieces: dict[str, np.ndarray] = {}
     for _ in range(6):
         simulation.run(1.0)
@@ -41,7 +35,7 @@ def test_a_piece_keeps_its_content_under_its_name() -> None:
 
 
 def test_of_a_document_that_does_not_say_a_band_was_chosen_that_is_not_the_whole_loop() -> None:
-    snapshot = played().session.snapshot(2.0)
+    snapshot = playing().session.snapshot(2.0)
     frames = snapshot.meta["frames"]
     for band, is_chosen in (([0, frames], False), ([1, frames], True), ([0, frames - 1], True)):
         timeline = [{**each, "band": band, "is_chosen": None} for each in snapshot.meta["timeline"]]
@@ -51,7 +45,7 @@ def test_of_a_document_that_does_not_say_a_band_was_chosen_that_is_not_the_whole
 
 
 def test_another_version_length_or_codec_is_refused() -> None:
-    snapshot = played().session.snapshot(2.0)
+    snapshot = playing().session.snapshot(2.0)
     for change in ({"version": 99}, {"frames": 1000}, {"signal": [4, 40, 44100]}):
         with pytest.raises(RequestError):
             LiveSession.restore(SessionSnapshot({**snapshot.meta, **change}, snapshot.pieces), MODEL, 0.0)
@@ -68,7 +62,7 @@ def test_another_version_length_or_codec_is_refused() -> None:
 def test_a_model_without_the_part_of_a_reference_or_a_plan_is_refused(
     opened: dict[str, Any], message: messages.ClientMessage, model: LiveModel, what: str
 ) -> None:
-    simulation = played(**opened)
+    simulation = playing(**opened)
     simulation.handle(message, np.zeros((5, CHANNELS), np.float32))
     with pytest.raises(RequestError, match=what):
         LiveSession.restore(simulation.session.snapshot(2.0), model, 0.0)
@@ -76,10 +70,10 @@ def test_a_model_without_the_part_of_a_reference_or_a_plan_is_refused(
 
 def test_a_session_whose_tempo_the_model_does_not_take_is_refused() -> None:
     model = replace(MODEL, ranges=OptionRanges(bpm=NumberRange(min=60, max=180)))
-    played_fast = played(controls={"bpm": 200.0}).session.snapshot(2.0)
+    played_fast = playing(controls={"bpm": 200.0}).session.snapshot(2.0)
     with pytest.raises(RequestError, match=r"controls\.bpm: .*60 to 180"):
         LiveSession.restore(played_fast, model, 0.0)
-    planned = played(mode="extend", plan=True).session.snapshot(2.0)
+    planned = playing(mode="extend", plan=True).session.snapshot(2.0)
     planned.meta["generations"]["plan"]["values"]["options"]["bpm"] = 200.0
     with pytest.raises(RequestError, match=r"plan\.bpm: .*60 to 180"):
         LiveSession.restore(planned, replace(model, plan=FACTS), 0.0)
@@ -94,17 +88,11 @@ def of(identity: ModelIdentity, **changes: Any) -> LiveModel:
     return replace(MODEL, identity=lambda: identity, **changes)
 
 
-def played_by(model: LiveModel, **opened: object) -> Simulation:
-    simulation = Simulation(new_session(model=model, **opened))
-    simulation.run(2.0)
-    return simulation
-
-
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("mode", ["loop", "extend"])
 def test_a_session_of_another_model_goes_on_with_a_new_canvas(other: ModelIdentity, mode: str) -> None:
     prompts = [{"text": "a", "weight": 0.25}, {"text": "b", "weight": 1.0}]
-    simulation = played_by(of(other), mode=mode, seed=7, prompts=prompts, controls={"guidance": 4.0})
+    simulation = playing(model=of(other), mode=mode, seed=7, prompts=prompts, controls={"guidance": 4.0})
     simulation.handle(messages.SetControls(seq=5, values={"variation": 0.5}))
     before = simulation.session.snapshot(simulation.now_s)
     restored = LiveSession.restore(before, of(HERE), 0.0)
@@ -125,7 +113,7 @@ def test_a_session_of_another_model_goes_on_with_a_new_canvas(other: ModelIdenti
 
 
 def test_what_a_renewed_session_cannot_keep_is_said() -> None:
-    simulation = played_by(of(OTHERS[0]), controls={"bpm": 200.0, "guidance": 4.0})
+    simulation = playing(model=of(OTHERS[0]), controls={"bpm": 200.0, "guidance": 4.0})
     simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((5, CHANNELS), np.float32))
     model = of(HERE, ranges=OptionRanges(bpm=NumberRange(min=60, max=180)), lengths=(16, 32))
     restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), model, 0.0)
@@ -138,7 +126,7 @@ def test_what_a_renewed_session_cannot_keep_is_said() -> None:
 @pytest.mark.parametrize("with_source", [True, False])
 def test_that_the_notes_of_a_renewed_session_are_gone_is_said(with_source: bool) -> None:
     facts = NoteFacts(SPEC, SILENCE)
-    simulation = played_by(of(OTHERS[0], notes=facts))
+    simulation = playing(model=of(OTHERS[0], notes=facts))
     lost = ["notes"]
     if with_source:
         simulation.handle(messages.SetSource(seq=1, id="x"), np.zeros((5, CHANNELS), np.float32))
@@ -152,7 +140,7 @@ def test_that_the_notes_of_a_renewed_session_are_gone_is_said(with_source: bool)
 
 
 def test_changes_that_a_renewed_session_waits_for_are_made_at_once() -> None:
-    simulation = played_by(of(OTHERS[0]))
+    simulation = playing(model=of(OTHERS[0]))
     simulation.handle(messages.SetControls(seq=3, values={"guidance": 6.0}, at=60.0))
     restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
     assert restored.attach("token", 0.0, keep_s=60.0).controls.values["guidance"] == 6.0
@@ -160,9 +148,8 @@ def test_changes_that_a_renewed_session_waits_for_are_made_at_once() -> None:
 
 
 def test_a_renewed_session_that_plays_by_a_plan_gets_a_new_one() -> None:
-    simulation = played_by(of(OTHERS[0], plan=FACTS), mode="extend", plan=True)
+    simulation = playing(model=of(OTHERS[0], plan=FACTS), mode="extend", plan=True)
     restored = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE, plan=FACTS), 0.0)
-    assert restored.plan is not None
     assert restored.plan.sections == ()
     without = LiveSession.restore(simulation.session.snapshot(simulation.now_s), of(HERE), 0.0)
     assert without.plan is None
@@ -172,6 +159,6 @@ def test_a_plan_that_the_model_cannot_go_on_from_is_refused() -> None:
     def refuse(state: SongState) -> None:
         raise RequestError(f"no plan goes on from {len(state.values)} values")
 
-    snapshot = played(mode="extend", plan=True).session.snapshot(2.0)
+    snapshot = playing(mode="extend", plan=True).session.snapshot(2.0)
     with pytest.raises(RequestError, match="no plan goes on from"):
         LiveSession.restore(snapshot, replace(PLANNING, plan=replace(FACTS, check_state=refuse)), 0.0)

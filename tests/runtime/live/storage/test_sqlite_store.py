@@ -94,7 +94,6 @@ def test_the_folder_is_free_again_after_a_kill_and_what_was_written_is_there(fol
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-c", script, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
         assert server.stdout.readline() == "stored\n"
         with pytest.raises(ConfigError, match="in use by another server"):
             opened()
@@ -125,7 +124,6 @@ def test_a_database_of_format_1_is_upgraded(database: Path, opened: Opened) -> N
     connection.close()
     with opened() as store:
         taken = store.take("a")
-        assert taken is not None
         store.save("a", SessionSnapshot({"name": "new"}, taken.pieces))
     with opened() as store:
         assert [store.load(name).meta["name"] for name in "ab"] == ["new", "b"]  # type: ignore[union-attr]
