@@ -87,6 +87,7 @@ def _lossless() -> Iterator[tuple[str, bytes]]:
         yield f"RIFX {subtype}", written(QUIET, "WAV", subtype, endian="BIG")
         for format in ("WAV", "WAVEX", "W64", "RF64", "AIFF", "AU", "CAF"):
             yield f"{format} {subtype}", written(QUIET, format, subtype)
+    yield "FLAC PCM_24", written(QUIET, "FLAC", "PCM_24")
     yield "BW64", b"BW64" + written(QUIET, "RF64", "PCM_24")[4:]
     for bits, valid in ((32, 32), (32, 24), (32, 20), (32, 16), (24, 20), (24, 16), (16, 12)):
         yield f"{valid} bits in {bits}", extensible(QUIET, bits, valid)

@@ -19,13 +19,6 @@ from runtime.base.untrusted import MAX_HEADER_BYTES
 LATENTS = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
 
 
-def test_latents_are_one_tensor_of_a_safetensors_file() -> None:
-    latents = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
-    tensors = safetensors.numpy.load(latents_bytes(latents, {"seed": "3"}))
-    assert list(tensors) == ["latents"]
-    assert np.array_equal(tensors["latents"], latents)
-
-
 def test_latents_files_are_recognized_by_suffix_or_content() -> None:
     assert is_latents_file(Path("a.safetensors"))
     assert not is_latents_file(Path("a.wav"))
@@ -47,15 +40,14 @@ def one_tensor(dtype: Any, shape: Any, offsets: Any = (0, 32), name: str = "late
     return with_header({name: {"dtype": dtype, "shape": shape, "data_offsets": offsets}})
 
 
-def test_a_missing_latents_file_is_reported(tmp_path: Path) -> None:
+def test_latents_are_one_tensor_of_a_file_that_is_read_from_a_path_and_from_bytes(tmp_path: Path) -> None:
+    path, data = tmp_path / "a.safetensors", latents_bytes(LATENTS, {"seed": "3"})
+    assert list(safetensors.numpy.load(data)) == ["latents"]
+    path.write_bytes(data)
+    assert np.array_equal(read(path), LATENTS)
+    assert np.array_equal(read(data), LATENTS)
     with pytest.raises(RequestError, match=r"none\.safetensors cannot be read: No such file"):
         read(tmp_path / "none.safetensors")
-
-
-def test_latents_are_read_from_a_path_and_from_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(latents_bytes(LATENTS, {"seed": "3"}))
-    assert np.array_equal(read(tmp_path / "a.safetensors"), LATENTS)
-    assert np.array_equal(read(latents_bytes(LATENTS, {})), LATENTS)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -41,16 +41,11 @@ def test_what_was_written_into_audio_is_read_back(format: str, is_length_known: 
     assert read_metadata(path) == MADE
 
 
-def test_what_was_written_into_latents_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: MADE.to_tag("latents")}))
-    assert read_metadata(path) == MADE
-
-
-def test_what_was_written_into_notes_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "a.mid"
+def test_what_was_written_into_latents_and_notes_is_read_back(tmp_path: Path) -> None:
+    path, latents = tmp_path / "a.mid", tmp_path / "a.safetensors"
+    latents.write_bytes(latents_bytes(np.zeros((4, 8), np.float32), {TAG: MADE.to_tag("latents")}))
     path.write_bytes(midi_bytes(Score((), 1.0, 0.04), MADE.to_tag("mid")))
-    assert read_metadata(path) == MADE
+    assert read_metadata(latents) == read_metadata(path) == MADE
     long = MADE.model_copy(update={"options": {"prompt": "x" * MIDI_BYTES, "seed": 3}})
     path.write_bytes(midi_bytes(Score((), 1.0, 0.04), long.to_tag("mid")))
     assert (read_metadata(path).options, read_metadata(path).omitted) == ({"seed": 3}, ("prompt",))

@@ -76,16 +76,14 @@ def test_the_file_of_a_player_of_complete_files_is_removed(folder: Path, monkeyp
     assert not Path(played.read_text().strip()).exists()
 
 
-def test_a_player_that_fails_is_named(folder: Path) -> None:
-    install(folder, "aplay", "cat > /dev/null; exit 3")
-    with pytest.raises(FileError, match="aplay ended with status 3"):
-        play()
-
-
-def test_a_player_that_ends_early_is_an_error_at_the_end(folder: Path) -> None:
-    install(folder, "aplay", "exit 0")
-    with pytest.raises(FileError, match="not played to its end"):
-        play(np.zeros((300_000, 2), np.float32))
+@pytest.mark.parametrize(
+    ("program", "length", "message"),
+    [("cat > /dev/null; exit 3", 3000, "aplay ended with status 3"), ("exit 0", 300_000, "not played to its end")],
+)
+def test_a_player_that_fails_or_ends_early_is_an_error(folder: Path, program: str, length: int, message: str) -> None:
+    install(folder, "aplay", program)
+    with pytest.raises(FileError, match=message):
+        play(np.zeros((length, 2), np.float32))
 
 
 def test_closing_ends_a_player_that_still_plays(folder: Path) -> None:
@@ -104,6 +102,13 @@ def test_without_a_player_the_error_says_what_was_looked_for(folder: Path, monke
     assert "--play" in caught.value.fix
 
 
+def set_sounddevice(monkeypatch: pytest.MonkeyPatch, stream: Any, error: type[Exception]) -> None:
+    package = types.ModuleType("sounddevice")
+    package.__spec__ = importlib.machinery.ModuleSpec("sounddevice", None)
+    package.__dict__.update(RawOutputStream=stream, PortAudioError=error)
+    monkeypatch.setitem(sys.modules, "sounddevice", package)
+
+
 def test_sounddevice_plays_where_there_is_no_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played, calls = list[bytes](), list[str]()
 
@@ -116,10 +121,7 @@ def test_sounddevice_plays_where_there_is_no_program(folder: Path, monkeypatch: 
         def write(self, data: bytes) -> None:
             played.append(data)
 
-    package = types.ModuleType("sounddevice")
-    package.__spec__ = importlib.machinery.ModuleSpec("sounddevice", None)
-    package.__dict__.update(RawOutputStream=Stream, PortAudioError=type("PortAudioError", (Exception,), {}))
-    monkeypatch.setitem(sys.modules, "sounddevice", package)
+    set_sounddevice(monkeypatch, Stream, Exception)
     play()
     assert b"".join(played) == to_s16(PCM).tobytes()
     # It plays to its end before it is closed; what is closed before stops at once.
@@ -133,9 +135,6 @@ def test_a_machine_without_an_output_device_is_an_error(folder: Path, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise NoDeviceError("no default device")
 
-    package = types.ModuleType("sounddevice")
-    package.__spec__ = importlib.machinery.ModuleSpec("sounddevice", None)
-    package.__dict__.update(RawOutputStream=fail, PortAudioError=NoDeviceError)
-    monkeypatch.setitem(sys.modules, "sounddevice", package)
+    set_sounddevice(monkeypatch, fail, NoDeviceError)
     with pytest.raises(FileError, match="no default device"):
         open_player(RATE_HZ, 2, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,16 @@ import pytest
 from conftest import Built
 from helpers.factories import TinySpec
 
+from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.stems import MIX, layer_latents, summing
 from runtime.base.errors import RequestError, TickError
 from runtime.config.bundle import load_bundle
+from runtime.config.codec import Latents, Pcm
+from runtime.music.score import Score
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, all_latents, generate_audio, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
+from runtime.pipeline.stem_files import StemFiles, stems_bytes
 from runtime.requests.options import parse_options
 from runtime.tick.loop.record import TickRecord
 
@@ -147,3 +154,41 @@ def test_what_could_be_extracted_has_to_be_named(built: Built) -> None:
         generation = LongGeneration(pipeline, parse_options({"prompt": "a"}))
         with pytest.raises(RequestError, match=r"no \[stems\].*\n.*name the tracks that it can extract"):
             generation.check_stems()
+
+
+@dataclass
+class Stems:
+    """Two layers, of which one has a peak."""
+
+    peak: float
+    sample_rate_hz: int = 8000
+    total_samples: int = 200
+    num_stems: int = 3
+    has_notes: bool = True
+    has_exact_stems: bool = True
+    is_estimated: bool = False
+
+    def metadata(self) -> GenerationMetadata:
+        return GenerationMetadata(model="a", model_version="1", options={"seed": 1})
+
+    def score(self, latents: Latents) -> Score:
+        return Score((), 0.025, 0.04)
+
+    def stems(self, latents: Latents, tracks: Mapping[str, Latents] | None = None) -> Iterator[dict[str, Pcm]]:
+        bass, drums = np.full((100, 1), -0.3, np.float32), np.full((100, 1), 0.5, np.float32)
+        yield {"mix": bass + drums, "bass": bass, "drums": drums}
+        drums[7] = self.peak
+        yield {"mix": bass + drums, "bass": bass, "drums": drums}
+
+
+@pytest.mark.parametrize(("peak", "is_exact"), [(0.9, True), (-0.7, True), (1.2, False), (-1.2, False)])
+def test_what_is_clipped_is_not_exact(peak: float, is_exact: bool) -> None:
+    files = StemFiles(Stems(peak), np.zeros((1, 1), np.float32), "wav").finish()
+    assert list(files) == ["mix.wav", "bass.wav", "drums.wav", "notes.mid", "options.json"]
+    said = json.loads(files["options.json"])
+    assert (said["exact"], said["estimated"], said["options"]) == (is_exact, False, {"seed": 1})
+
+
+def test_the_archive_is_counted_twice() -> None:
+    """Its files, and all of them together."""
+    assert stems_bytes(Stems(0.9), channels=1) == 2 * 3 * 3 * 200

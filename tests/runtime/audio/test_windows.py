@@ -20,18 +20,20 @@ def frames(windows: list[Window]) -> list[int]:
     return [window.frames for window in windows]
 
 
-def test_a_short_first_window_is_followed_by_longer_ones() -> None:
-    assert frames(cut([100], WindowCutter(2, 40, 100, first_frames=10))) == [10, 40, 40, 10]
-
-
-def test_without_first_frames_all_windows_have_the_same_length() -> None:
-    assert frames(cut([100], WindowCutter(2, 40, 100))) == [40, 40, 20]
-    assert frames(cut([6], WindowCutter(2, 40, 6))) == [6]
-
-
-def test_the_first_window_of_a_short_stream_is_half_of_it() -> None:
-    assert frames(cut([6], WindowCutter(2, 40, 6, first_frames=10))) == [3, 3]
-    assert frames(cut([1], WindowCutter(2, 40, 1, first_frames=10))) == [1]
+@pytest.mark.parametrize(
+    ("parts", "cutter", "expected"),
+    [
+        ([100], WindowCutter(2, 40, 100, first_frames=10), [10, 40, 40, 10]),
+        ([100], WindowCutter(2, 40, 100), [40, 40, 20]),
+        ([6], WindowCutter(2, 40, 6), [6]),
+        ([6], WindowCutter(2, 40, 6, first_frames=10), [3, 3]),
+        ([1], WindowCutter(2, 40, 1, first_frames=10), [1]),
+        ([30, 30], WindowCutter(2, 20, 60, first_frames=5), [5, 20, 3, 20, 12]),
+    ],
+    ids=["short first", "equal", "one", "halves", "one frame", "parts end less the margin"],
+)
+def test_lengths_of_windows(parts: list[int], cutter: WindowCutter, expected: list[int]) -> None:
+    assert frames(cut(parts, cutter)) == expected
 
 
 def test_a_stream_of_unknown_length_ends_with_what_is_left() -> None:
@@ -101,10 +103,6 @@ def test_windows_in_groups_begin_and_end_with_one(
         )
         begin += window.frames
     assert begin == start + total
-
-
-def test_a_window_ends_where_a_part_ends_less_the_margin() -> None:
-    assert frames(cut([30, 30], WindowCutter(2, 20, 60, first_frames=5))) == [5, 20, 3, 20, 12]
 
 
 def test_a_window_waits_for_its_margin() -> None:

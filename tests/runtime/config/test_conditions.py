@@ -49,33 +49,6 @@ def test_the_placeholders_of_all_templates(acestep: TextEncoderSpec) -> None:
     assert acestep.placeholders == metadata | {"instruction", "track", "track_classes", "lyrics", "language"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ('template = "{prompt}', 'template = "{prmpt}', r"text_encoder: template has no \{prompt\}"),
-        ('"{language} {lyrics}"', '"{language}"', r"lyrics: template has no \{lyrics\}"),
-        ('["t"]', '["t {bpm}"]', r"instructions have \{bpm\}, they take \{track\}"),
-        ("text2music =", "text3music =", "instructions"),
-        ("frames = 12", "frames = 13", "timbre.frames: expected a multiple of 3"),
-        ("prefix_tokens = 5", 'order = ["text", "text", "lyrics"]', "lyrics, timbre and text once each"),
-    ],
-)
-def test_a_wrong_template_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
-    path = tiny_bundle(tmp_path, conditions=True) / "bundle.toml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ConfigError, match=says):
-        load_bundle(tmp_path)
-
-
-def test_a_timbre_needs_a_text_encoder(tmp_path: Path) -> None:
-    path = tiny_bundle(tmp_path, text_encoder=False) / "bundle.toml"
-    table = '[timbre]\ngraph = "t.onnx"\nframes = 3\ninputs = { latents = "x" }\noutputs = { condition = "y" }\n'
-    path.write_text(path.read_text() + table)
-    with pytest.raises(ConfigError, match=r"\[timbre\] needs \[text_encoder\]"):
-        load_bundle(tmp_path)
-
-
 def test_the_graphs_of_conditions_by_engine(tmp_path: Path) -> None:
     assert list(load_bundle(tiny_bundle(tmp_path / "a")).condition_graphs) == ["text_encoder"]
     names = ["text_encoder", "lyric_encoder", "timbre_encoder"]

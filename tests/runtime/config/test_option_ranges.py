@@ -35,47 +35,6 @@ def test_what_a_table_leaves_out_is_as_for_any_model(tmp_path: Path) -> None:
     assert ranges.shift == ANY_MODEL.shift
 
 
-@pytest.mark.parametrize(
-    ("options", "more", "message"),
-    [
-        ("bmp = { max = 180 }", "", "options.bmp: is not a known name; did you mean bpm"),
-        ("bpm = 120", "", "options.bpm: expected a table of names and values"),
-        ('bpm = { max = "fast" }', "", "options.bpm.max: expected a number"),
-        ("bpm = { maximum = 180 }", "", "options.bpm.maximum: is not a known name"),
-        ('bpm = { type = "int" }', "", "options.bpm.type: expected 'float' or 'integer'"),
-        ("bpm = { min = 180, max = 60 }", "", "options.bpm: expected min < max"),
-        ("bpm = { max = 180, usual = [90, 200] }", "", r"options.bpm: .*usual = \[LOW, HIGH\] between them"),
-        ("bpm = { min = nan }", "", "options.bpm.min: expected a finite number"),
-        ("bpm = { max = 400 }", "", "options: bpm goes from 30 to 400, expected 30 to 300, or less of it"),
-        ("dcw_low = { max = 0.1 }", "", r"dcw_low has no min and max of its own: expected usual"),
-        ("bpm = { min = 90, max = 90 }", "", "options.bpm: expected min < max"),
-        ('bpm = { min = 90, max = 99, reason = "x" }', "", "options.bpm: a reason belongs to one number, min = max"),
-        (
-            'rescale = "no option of this table"\nmomentum = { min = 0, max = 0, reason = "it has none" }',
-            "",
-            "options.rescale: is not a known name",
-        ),
-        (
-            'ode_noise = { min = 0, max = 0, reason = "it draws none" }',
-            '[controls]\ntemperature = { option = "ode_noise" }',
-            "controls.temperature.option is ode_noise, of which there is one: it draws none",
-        ),
-        ("steps = { min = 5 }", "", r"sampler.steps is 4, expected 5 to 200, as \[options.steps\] says"),
-        ("guidance = { usual = [4, 9] }", "", r"sampler.guidance is .*, expected 4 to 9"),
-        (
-            "bpm = { max = 180 }",
-            '[controls]\nbpm = { option = "bpm", range = [60, 200] }',
-            r"controls.bpm.range is outside of \[options.bpm\], which takes 30 to 180",
-        ),
-    ],
-)
-def test_a_malformed_table_is_refused_with_file_and_place(
-    tmp_path: Path, options: str, more: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=rf"bundle\.toml: .*{message}"):
-        loaded(tmp_path, options, more)
-
-
 RANGES = OptionRanges.model_validate({"bpm": {"min": 60, "max": 180}, "guidance": {"max": 8}, "steps": {"max": 20}})
 WHOLE = OptionRanges.model_validate({"bpm": {"type": "integer"}})
 

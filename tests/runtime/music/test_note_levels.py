@@ -32,13 +32,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return load_bundle(tiny_bundle(tmp_path_factory.mktemp("tiny"), TinySpec(notes=True)))
 
 
-def test_the_level_of_a_note_falls_and_ends_soft() -> None:
-    curve = level_curve(PLAIN, 5)
-    assert curve.tolist() == pytest.approx([1.0, 0.92, 0.92 * 0.965, 0.92 * 0.965**2, 0.92 * 0.965**3 * 0.35])
-    assert level_curve(PLAIN, 2).tolist() == pytest.approx([1.0, 0.92 * 0.35])
-    assert level_curve(PLAIN, 1).tolist() == [1.0]
-
-
 def test_a_note_ends_where_the_next_one_of_its_key_begins() -> None:
     layer = SPEC.layers[0]
     levels = note_levels(layer, [FrameNote("bass", 37, 127, 2, 9), FrameNote("bass", 37, 64, 6, 2)], 0, 12)

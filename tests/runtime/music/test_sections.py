@@ -11,6 +11,7 @@ import pytest
 from helpers.songs import GRID, SONG, SPEC, items, sections
 
 from runtime.base.errors import RequestError
+from runtime.config.plan_spec import PlanSpec
 from runtime.music.sections import (
     SectionRequest,
     Song,
@@ -137,14 +138,19 @@ def test_every_section_has_its_words_in_its_frames() -> None:
     assert np.array_equal(alike, 1 - alone), "sections with the same layers share a prompt"
 
 
-def test_what_given_codes_sound_is_not_said_to_be_silent() -> None:
-    assert section_prompts(WORDS, "calm", [replace(SECOND, others=("drums",))], 100, 50) == "calm, drums, bass"
-
-
-def test_one_prompt_stays_a_text_and_none_is_only_words() -> None:
-    assert section_prompts(WORDS, "calm", [SECOND], 100, 50) == "calm, no drums, bass"
-    assert section_prompts(WORDS, "", [FIRST, SECOND], 0, 100) == "drums, bass"
-    assert section_prompts(WORDS, "calm", [FIRST], 0, 500) == "calm, drums, bass", "also behind the last section"
+@pytest.mark.parametrize(
+    ("spec", "prompt", "found", "start", "said"),
+    [
+        (WORDS, "calm", [replace(SECOND, others=("drums",))], 100, "calm, drums, bass"),  # what given codes sound
+        (WORDS, "calm", [SECOND], 100, "calm, no drums, bass"),
+        (WORDS, "", [FIRST, SECOND], 0, "drums, bass"),
+        (WORDS, "calm", [FIRST], 450, "calm, drums, bass"),  # also behind the last section
+        (SPEC, "calm", [FIRST], 0, "calm"),
+        (WORDS, "calm", [], 0, "calm"),
+    ],
+)
+def test_one_prompt_stays_a_text(spec: PlanSpec, prompt: str, found: list[SongSection], start: int, said: str) -> None:
+    assert section_prompts(spec, prompt, found, start, 50) == said
 
 
 def test_what_an_ensemble_stands_for_is_in_the_prompt() -> None:
@@ -171,14 +177,6 @@ def test_weights_of_prompts_are_kept() -> None:
     assert np.allclose(weights[0] + weights[1], np.linspace(0, 1, 51))
     assert np.allclose(weights[2] + weights[3], 0.5)
     assert found[3].start == 0.25
-
-
-def test_nothing_is_said_without_words_or_sections() -> None:
-    none: list[SongSection] = []
-    assert (section_prompts(SPEC, "calm", [FIRST], 0, 9), section_prompts(WORDS, "calm", none, 0, 9)) == (
-        "calm",
-        "calm",
-    )
 
 
 def test_sections_and_songs_come_back_as_they_were() -> None:

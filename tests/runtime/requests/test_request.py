@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.base.errors import RequestError
-from runtime.requests.curves import curve, is_everywhere, is_finite
 from runtime.requests.request import (
     MAX_SEED,
     NEUTRAL,
@@ -99,13 +98,6 @@ def test_bad_parts_name_their_field(factory: Any, says: str) -> None:
         factory()
 
 
-def test_arrays_become_contiguous_float32() -> None:
-    request = make(noise=np.asfortranarray(np.ones((8, 2), np.float64)))
-    assert request.noise is not None
-    assert request.noise.dtype == np.float32
-    assert request.noise.flags.c_contiguous
-
-
 def test_upper_buckets_win() -> None:
     merged = StepParameters(guidance=2.0).over(StepParameters(guidance=3.0, momentum=0.5)).over(NEUTRAL)
     assert (merged.guidance, merged.momentum, merged.velocity_scale) == (2.0, 0.5, 1.0)
@@ -121,15 +113,6 @@ def test_a_mask_keeps_its_own_original_before_the_source() -> None:
 def test_conditions_are_active_from_start_up_to_end() -> None:
     condition = Condition(TOKENS, 1.0, 0.25, 0.5)
     assert [condition.active(step, 4) for step in range(4)] == [False, True, False, False]
-
-
-def test_curve_helpers() -> None:
-    assert curve(2, "x") == 2.0
-    assert is_everywhere(np.ones(3, np.float32), 1.0)
-    assert not is_everywhere(np.array([1, 2], np.float32), 1.0)
-    assert is_finite(np.ones(3, np.float32))
-    assert not is_finite(np.array([1, np.nan], np.float32))
-    assert not is_finite(np.array([-np.inf, 0], np.float32))
 
 
 @pytest.mark.parametrize(

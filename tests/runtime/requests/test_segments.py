@@ -1,5 +1,7 @@
 """Segments cover every frame once, have the length of the canvas, and get their own part of every curve."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -65,47 +67,39 @@ def test_a_short_generation_takes_the_first_length_that_holds_it(total: int, fra
     assert next_segment(0, total, lengths=(16, 32, 64), overlap_frames=16) == Segment(0, frames, 0, total)
 
 
-@pytest.mark.parametrize(
-    ("canvas", "ranges", "lengths"),
-    [
-        (64, [(2, 64)], (16, 32, 48, 64)),
-        (64, [(2, 32), (34, 64)], (16, 32, 48, 64)),  # the canvas is the longest range's
-        (64, [(40, 64), (2, 21)], (16, 20, 48, 64)),  # a range's largest T, even; not what no range holds
-        (96, [(2, 20), (22, 64)], (16, 20, 32, 48, 64)),  # no longer than what the engines take
-        (24, [(2, 64)], (6, 12, 18, 24)),
-    ],
-)
-def test_generations_have_few_lengths(canvas: int, ranges: list[tuple[int, int]], lengths: tuple[int, ...]) -> None:
-    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=2, canvas_frames=canvas)
+def latents_of(canvas: int, multiple: int = 2, **more: float) -> LatentSpec:
+    return LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=multiple, canvas_frames=canvas, **more)
+
+
+def shapes_of(*ranges: tuple[int, int]) -> list[ShapeRanges]:
     one = ShapeRange(min=1, opt=1, max=1)
-    shapes = [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
-    assert generation_lengths(latents, shapes) == lengths
+    return [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
 
 
 @pytest.mark.parametrize(
-    ("canvas", "ranges", "lengths"),
+    ("of", "canvas", "ranges", "lengths"),
     [
-        (24, [(2, 64)], (6, 12, 18, 24, 34, 44, 54, 64)),
-        (64, [(2, 64)], (16, 32, 48, 64)),
-        (96, [(2, 64)], (16, 32, 48, 64)),
-        (24, [(2, 30), (50, 65)], (6, 12, 18, 24, 54, 64)),  # what a range holds
+        (generation_lengths, 64, [(2, 64)], (16, 32, 48, 64)),
+        (generation_lengths, 64, [(2, 32), (34, 64)], (16, 32, 48, 64)),  # the canvas is the longest range's
+        (generation_lengths, 64, [(40, 64), (2, 21)], (16, 20, 48, 64)),  # a range's largest T, even
+        (generation_lengths, 96, [(2, 20), (22, 64)], (16, 20, 32, 48, 64)),  # no longer than what the engines take
+        (generation_lengths, 24, [(2, 64)], (6, 12, 18, 24)),
+        (loop_lengths, 24, [(2, 64)], (6, 12, 18, 24, 34, 44, 54, 64)),
+        (loop_lengths, 64, [(2, 64)], (16, 32, 48, 64)),
+        (loop_lengths, 96, [(2, 64)], (16, 32, 48, 64)),
+        (loop_lengths, 24, [(2, 30), (50, 65)], (6, 12, 18, 24, 54, 64)),  # what a range holds
     ],
 )
-def test_loops_are_as_long_as_the_engines_take(
-    canvas: int, ranges: list[tuple[int, int]], lengths: tuple[int, ...]
+def test_generations_have_few_lengths_and_loops_those_that_the_engines_take(
+    of: Callable[..., tuple[int, ...]], canvas: int, ranges: list[tuple[int, int]], lengths: tuple[int, ...]
 ) -> None:
-    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=2, canvas_frames=canvas)
-    one = ShapeRange(min=1, opt=1, max=1)
-    shapes = [ShapeRanges(rows=one, frames=ShapeRange(min=low, opt=low, max=high)) for low, high in ranges]
-    assert loop_lengths(latents, shapes) == lengths
+    assert of(latents_of(canvas), shapes_of(*ranges)) == lengths
 
 
 @pytest.mark.parametrize("multiple", [1, 2])
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
 def test_lengths_are_as_close_as_the_bundle_says(share: float, multiple: int) -> None:
-    latents = LatentSpec(channels=8, frame_rate_hz=25.0, frame_multiple=multiple, canvas_frames=1292, most_unused=share)
-    one = ShapeRange(min=1, opt=1, max=1)
-    lengths = generation_lengths(latents, [ShapeRanges(rows=one, frames=ShapeRange(min=20, opt=100, max=1292))])
+    lengths = generation_lengths(latents_of(1292, multiple, most_unused=share), shapes_of((20, 1292)))
     assert lengths[-1] == 1292
     assert lengths[0] >= 20
     assert all(length % multiple == 0 for length in lengths)

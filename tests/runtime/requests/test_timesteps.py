@@ -1,9 +1,12 @@
-"""Schedules against the formulas, and against values worked out by hand."""
+"""Schedules and noise, against formulas, values worked out by hand, and what torch wrote."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from helpers.paths import ROOT
 
 from runtime.requests.timesteps import (
     Purpose,
@@ -14,13 +17,11 @@ from runtime.requests.timesteps import (
     schedule,
     target_gate,
 )
+from runtime.requests.torch_noise import torch_noise, torch_normal
 
 
-def test_linear_schedule_goes_from_one_to_zero() -> None:
+def test_a_linear_schedule_goes_from_one_to_zero_and_a_shift_moves_its_middle_towards_noise() -> None:
     np.testing.assert_allclose(schedule(4), [1.0, 0.75, 0.5, 0.25, 0.0])
-
-
-def test_shift_moves_the_middle_towards_noise() -> None:
     np.testing.assert_allclose(schedule(2, shift=3.0), [1.0, 0.75, 0.0], atol=1e-7)
 
 
@@ -41,13 +42,11 @@ def test_times_fall_strictly_to_exactly_zero(shift: float, denoise: float) -> No
     assert times[-1] == 0.0
 
 
-def test_nothing_to_denoise_is_an_empty_schedule() -> None:
-    assert len(schedule(8, denoise=0.0)) == 1
-    assert len(schedule(8, denoise=1e-7)) == 1
-
-
-def test_near_zero_denoise_costs_no_memory() -> None:
-    assert len(schedule(8, denoise=2e-6)) == 9
+@pytest.mark.parametrize(("denoise", "length"), [(0.0, 1), (1e-7, 1), (2e-6, 9)])
+def test_nothing_to_denoise_is_an_empty_schedule_and_nearly_nothing_costs_no_memory(
+    denoise: float, length: int
+) -> None:
+    assert len(schedule(8, denoise=denoise)) == length
 
 
 def test_equal_steps_extrapolate_by_a_half_and_the_first_and_the_last_one_not_at_all() -> None:
@@ -74,10 +73,21 @@ def test_target_gate_opens_after_the_gate_and_is_full_at_the_last_step() -> None
     assert target_gate(0, 1, 0.0) == 0.0
 
 
-def test_noise_depends_on_nothing_but_its_key() -> None:
+def test_noise_depends_on_nothing_but_its_key_and_a_shorter_one_is_a_prefix() -> None:
     first = noise(32, 8, seed=5, purpose=Purpose.STEP, step=3)
     noise(32, 8, seed=9)
     np.testing.assert_array_equal(first, noise(32, 8, seed=5, purpose=Purpose.STEP, step=3))
+    np.testing.assert_array_equal(first[:16], noise(16, 8, seed=5, purpose=Purpose.STEP, step=3))
+    out = np.zeros((4, 2), np.float32)
+    fill_noise(out, 3)
+    np.testing.assert_array_equal(out, noise(4, 2, 3))
+
+
+def test_noise_is_standard_normal() -> None:
+    values = noise(4096, 64, seed=2**64 - 1)
+    assert abs(values.mean()) < 0.01
+    assert abs(values.std() - 1) < 0.01
+    assert values.dtype == np.float32
 
 
 def test_seed_purpose_and_step_each_change_it() -> None:
@@ -85,23 +95,6 @@ def test_seed_purpose_and_step_each_change_it() -> None:
     for i, a in enumerate(variants):
         for b in variants[i + 1 :]:
             assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.4
-
-
-def test_shorter_is_a_prefix_of_longer() -> None:
-    np.testing.assert_array_equal(noise(16, 8, 7), noise(64, 8, 7)[:16])
-
-
-def test_it_is_standard_normal() -> None:
-    values = noise(4096, 64, seed=2**64 - 1)
-    assert abs(values.mean()) < 0.01
-    assert abs(values.std() - 1) < 0.01
-    assert values.dtype == np.float32
-
-
-def test_fill_writes_in_place() -> None:
-    out = np.zeros((4, 2), np.float32)
-    fill_noise(out, 3)
-    np.testing.assert_array_equal(out, noise(4, 2, 3))
 
 
 # torch.sigmoid(-(2 - torch.linspace(1, 0, 9) * 8.2)) of torch 2.13 as bits, without its first and its last value.
@@ -137,3 +130,37 @@ def test_log_snr_times_of_torch_itself(steps: int) -> None:
     expected = torch.sigmoid(-(2.0 - torch.linspace(1.0, 0.0, steps + 1) * 8.2)).numpy()[1:-1]
     found = log_snr_schedule(steps, -6.2, 2.0)[1:-1]
     assert np.abs(found.view(np.int32) - expected.view(np.int32)).max(initial=0) <= (0 if steps < 15 else 4)
+
+
+# Per case "seed size": numbers of torch.randn(size, generator=torch.Generator().manual_seed(seed)), as bits.
+VECTORS = json.loads((ROOT / "tests" / "data" / "torch_noise.json").read_text())
+
+
+@pytest.mark.parametrize("case", VECTORS)
+def test_it_is_torch_s_bit_by_bit(case: str) -> None:
+    seed, size = map(int, case.split())
+    wanted = VECTORS[case]
+    found = torch_normal(size, seed)
+    assert found.dtype == np.float32
+    assert found.view(np.uint32)[wanted["indices"]].tolist() == wanted["bits"]
+
+
+def test_frames_are_rows_of_it_and_a_prefix_of_more() -> None:
+    found = torch_noise(50, 64, 7)
+    assert found.reshape(-1).tolist() == torch_normal(3200, 7).tolist()
+    assert np.array_equal(torch_noise(20, 64, 7), found[:20])
+
+
+def test_channels_first_are_columns_of_it() -> None:
+    found, drawn = torch_noise(50, 64, 7, "channels_time"), torch_normal(3200, 7)
+    assert found.shape == (50, 64)
+    assert all(found[frame, channel] == drawn[50 * channel + frame] for frame in (0, 7, 49) for channel in (0, 1, 63))
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32 + 5, 2**64 - 1])
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 31, 33, 1000, 300_007])
+def test_torch_itself(seed: int, size: int) -> None:
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(seed if seed < 2**63 else seed - 2**64)
+    assert np.array_equal(torch_normal(size, seed), torch.randn(size, generator=generator).numpy())
