@@ -146,7 +146,6 @@ class Simulation:
     chunks: list[tuple[AudioChunk, int]] = field(default_factory=list)
     messages: list[ServerMessage] = field(default_factory=list)
     commits: int = 0
-    advances: int = 0
     ring: NDArray[np.float32] = field(default_factory=lambda: np.full((LIMIT_S * RATE, CHANNELS), np.nan, np.float32))
     seqs: NDArray[np.int64] = field(default_factory=lambda: np.zeros((LIMIT_S * RATE, 2), np.int64))
     acked: int = 0
@@ -180,7 +179,6 @@ class Simulation:
 
     def advance(self) -> None:
         """Carry out what the session asks for."""
-        self.advances += 1
         for action in self.session.advance(self.now_s, may_generate=len(self.flights) < self.num_slots):
             self._carry_out(action)
 

@@ -25,8 +25,6 @@ SPEC = NotesSpec(
         NoteLayerSpec(name="drums", channels=(3, 4), keys=(36, 38), is_percussion=True),
     ),
 )
-# Keys of the bass that sound where a client plays them alone.
-FREE = (38, 40)
 SILENCE = np.full(CHANNELS, 0.25, np.float32)
 FACTS = NoteFacts(SPEC, SILENCE)
 NOTED = replace(MODEL, margin_frames=6, notes=FACTS)
@@ -40,7 +38,7 @@ NOTED_PLAN = replace(PLANNING, margin_frames=6, notes=FACTS)
 
 
 class NoteSimulation(Simulation):
-    """Generations are random notes of all keys but FREE; what is heard is tracked again as a whole.
+    """Generations are random notes of all keys but 38 and 40 of the bass; what is heard is tracked again as a whole.
 
     A generation with an overlay has it in its latents, as a decoder that follows its hints exactly.
     """

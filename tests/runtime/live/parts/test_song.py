@@ -492,6 +492,17 @@ def test_an_edit_that_is_refused_when_it_is_made_has_its_seq() -> None:
     assert start_s in [section.start_s for section in told(simulation).sections]
 
 
+def test_an_edit_in_place_of_one_that_waits_does_not_take_it_along_when_it_is_refused() -> None:
+    simulation = planned_session(4.0)
+    first, last = (section.start_s for section in told(simulation).sections[-2:])
+    simulation.plan_s = 1.0
+    for seq, start_s, codes in ((1, last, None), (2, first, None), (3, first, TOO_MANY)):
+        simulation.handle(SetPlan(seq=seq, start_s=start_s, sections=[BREAK], codes=codes))
+    simulation.run(5.0)
+    assert [problem.seq for problem in simulation.of(Problem)] == [3]
+    assert (first, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
+
+
 def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -> None:
     alone, left = planned_session(plan_s=0.5), planned_session(plan_s=0.5)
     for simulation in (alone, left):

@@ -55,18 +55,17 @@ def test_the_words_of_the_prompts_are_reported_where_they_change() -> None:
         return PromptWords(tuple(texts), ("jazz",))
 
     model = dataclasses.replace(MODEL, words=words)
-    session = LiveSession("s", model, messages.Open(prompts=[LivePrompt(text="a")]), 0.0)
+    simulation = Simulation(new_session(model=model, prompts=[LivePrompt(text="a")]))
+    session = simulation.session
     assert found_words(session, messages.SetControls(seq=1, values={"bpm": 120})) is None
     first = TextWords(text="a", understood=["a"], unknown=["jazz"])
     assert session.attach("token", 0.0, keep_s=60.0).controls.prompt_words == [first]
 
     def reported(message: messages.ClientMessage) -> list[Applied]:
-        session.handle(message, 0.0)
-        for action in session.advance(0.0):
-            if isinstance(action, FindWords):
-                session.words_found(action.seq, prompt_words(model, action.texts))
-        sent = [action for action in session.advance(0.0) if isinstance(action, messages.Message)]
-        return [message for message in sent if isinstance(message, Applied)]
+        simulation.messages.clear()
+        simulation.handle(message)
+        simulation.advance()
+        return simulation.of(Applied)
 
     items = [LivePrompt(text="a", weight=0.5)]
     assert reported(messages.SetPrompts(seq=2, items=items)) == []

@@ -53,18 +53,6 @@ def test_reading_a_session_does_not_take_it(opened: Opened) -> None:
         assert_same(other.load("a"), snapshot(2))
 
 
-def test_a_server_learns_that_it_lost_a_session_also_where_it_saves_nothing(
-    server: RedisServer, opened: Opened
-) -> None:
-    lost: SimpleQueue[str] = SimpleQueue()
-    with open_redis_store(server.url, renew_s=SOON_S) as old, opened() as new:
-        old.on_lost(lost.put)
-        old.save("a", snapshot(1))
-        old.flush()
-        new.take("a")
-        assert lost.get(timeout=TIMEOUT_S) == "a"
-
-
 def test_a_defect_while_sessions_are_renewed_ends_no_renewing(
     server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,19 +151,6 @@ def test_a_newer_format_is_refused_and_kept(server: RedisServer, opened: Opened)
     with pytest.raises(ConfigError, match=f"format {STORE_FORMAT + 1}, this server reads formats up to {STORE_FORMAT}"):
         opened()
     assert server.client.dbsize() == 1
-
-
-def test_a_damaged_session_is_reported_and_does_not_harm_the_others(
-    server: RedisServer, opened: Opened, caplog: pytest.LogCaptureFixture
-) -> None:
-    with opened() as store:
-        store.save("a", snapshot(1, canvas=1.0))
-        store.save("b", snapshot(2, canvas=2.0))
-        store.flush()
-        server.client.hset("tickrt:session:a", "piece:canvas", b"damaged")
-        assert store.load("a") is None
-        assert_same(store.load("b"), snapshot(2, canvas=2.0))
-    assert "session a cannot be resumed: piece/canvas is damaged" in caplog.text
 
 
 def test_full_memory_ends_persistence_and_what_was_stored_is_kept(
