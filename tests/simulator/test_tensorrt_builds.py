@@ -15,8 +15,7 @@ import onnx
 import pytest
 from helpers.paths import ROOT, TESTS
 from simulator.fixture import SITE, Machine, RuleBroken, child_environment, provoked, simulated
-from simulator.plans import CHANNELS, ROWS, Lines, build_plan, cache_graph, small_graph
-from simulator.rig import Rig
+from simulator.plans import CHANNELS, Lines, build_plan, cache_graph, small_graph
 
 from engine_build.compile.worker import BuildLog, Worker
 from engine_build.graphs.graph_writer import GraphWriter
@@ -45,32 +44,6 @@ def test_a_network_of_version_10_must_be_strongly_typed(monkeypatch: pytest.Monk
         network = trt.Builder(log).create_network()
         with provoked(machine, "not strongly typed"):
             trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
-
-
-def test_a_network_of_version_11_is_always_strongly_typed() -> None:
-    with simulated():
-        import tensorrt as trt
-
-        log = Lines()
-        network = trt.Builder(log).create_network(0)
-        assert trt.OnnxParser(network, log).parse(small_graph().SerializeToString())
-
-
-def test_flags_are_not_integers(machine: Machine) -> None:
-    import tensorrt as trt
-
-    flag = trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-    with pytest.raises(TypeError):
-        1 << flag
-    assert 1 << int(flag) == (2 if trt.__version__.startswith("10.") else 1)
-    assert ("FP16" in trt.BuilderFlag.__members__) == trt.__version__.startswith("10.")
-
-
-def test_comparing_dims_raises(rig: Rig) -> None:
-    shape = rig.engine.get_tensor_shape("x")
-    assert tuple(shape) == (-1, -1, CHANNELS)
-    with pytest.raises(TypeError, match="tuple"):
-        _ = shape == rig.engine.get_tensor_shape("x")
 
 
 # Whole commands.
@@ -159,14 +132,6 @@ class Build:
         return "\n".join(text for _, text in self.log.lines)
 
 
-def test_the_header_of_a_plan_is_the_real_one(machine: Machine) -> None:
-    import tensorrt as trt
-
-    plan = build_plan(small_graph(), [ROWS])
-    assert plan[:8] == b"ftrt\0\0\0\0"
-    assert ".".join(map(str, plan[24:28])) == trt.__version__
-
-
 def test_a_build_needs_ranges_for_free_dimensions(machine: Machine) -> None:
     build = Build()
     assert build.run() is None
@@ -188,14 +153,6 @@ def test_a_range_of_a_static_dimension(machine: Machine) -> None:
     build.add_profile(x=x, t=((1,), (1,), (1,)))  # type: ignore[arg-type]
     assert build.run() is None
     assert "a static dimension 64 has the range" in build.log_text
-
-
-def test_options_that_do_not_exist(machine: Machine) -> None:
-    config = Build().config
-    with pytest.raises(AttributeError):
-        config.int8_calibrator = None
-    with pytest.raises((TypeError, AttributeError)):
-        config.set_flag(config.profiling_verbosity)
 
 
 def test_an_operator_that_does_not_exist_is_a_parser_error(machine: Machine) -> None:

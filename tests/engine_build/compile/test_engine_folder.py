@@ -23,7 +23,6 @@ from engine_build.compile.builder import with_merged_adapters
 from engine_build.compile.engine_folder import (
     cache_path,
     locked,
-    partial_folder,
     publish_engine,
     read_cache,
     remove_unwanted,
@@ -48,23 +47,6 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Target, load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
-
-
-def test_a_partial_folder_is_always_removed(tmp_path: Path) -> None:
-    with partial_folder(tmp_path, "decoder") as partial:
-        assert partial.parent == tmp_path
-        (partial / "decoder.onnx").write_bytes(b"half")
-    with pytest.raises(KeyboardInterrupt), partial_folder(tmp_path, "decoder"):
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_a_build_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(BuildError, match=r"'decoder' cannot be written to .*: No space left"),
-        partial_folder(tmp_path, "decoder"),
-    ):
-        raise OSError(28, "No space left on device")
 
 
 def test_a_second_build_is_refused_and_leftovers_are_removed(tmp_path: Path) -> None:
@@ -132,13 +114,6 @@ def test_the_file_name_has_version_gpu_and_capability(tmp_path: Path) -> None:
     }
     assert len(names) == 4
     assert "tensorrt-11.4.0.106-nvidia-geforce-rtx-4090-cc8.9.timing" in names
-
-
-def test_none_is_empty_and_what_is_written_is_read(path: Path) -> None:
-    assert read_cache(path) == b""
-    write(path, b"times")
-    assert read_cache(path) == b"times"
-    assert not list(path.parent.glob("*.partial"))
 
 
 def test_nothing_is_written_without_a_replacement_or_after_an_error(path: Path) -> None:
@@ -316,18 +291,6 @@ def test_a_plan_is_valid_as_widely_as_it_was_built_for(compatibility: str, field
     assert set(environment.tool_versions) == {"tensorrt"}
 
 
-def test_all_missing_packages_are_in_one_error() -> None:
-    with pytest.raises(BuildError) as caught:
-        build_environment("tensorrt", BuildConfig())
-    assert caught.value.what.count("; ") == 1
-    assert caught.value.fix == (
-        "pip install 'tickrt[tensorrt]'; build on the machine that will serve, or with --target cpu"
-    )
-    found = probe_environment("tensorrt", BuildConfig())
-    assert found.missing is not None
-    assert found.device == {}
-
-
 def test_tensorrt_rtx_needs_no_gpu_and_depends_on_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: {"tensorrt-rtx": "1.7.1.116"}[name])
     with simulated(no_driver=True):
@@ -374,11 +337,3 @@ def test_fp8_needs_a_gpu_that_has_it() -> None:
     for later in ("8.9", "9.0", "12.0"):
         with simulated(gpu_name="A later one", cc=later):
             assert build_environment("tensorrt", fp8).facts["compute_capability"] == later
-
-
-def test_a_missing_driver_is_reported_before_tensorrt_is_loaded() -> None:
-    with simulated(no_driver=True):
-        missing = probe_environment("tensorrt", BuildConfig()).missing
-    assert missing is not None
-    assert "no NVIDIA driver" in missing.what
-    assert "nvidia-smi" in missing.fix

@@ -16,7 +16,7 @@ from simulator.fixture import Machine, simulated
 from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.compile.builder import build_deployment
-from engine_build.compile.onnxruntime_compiler import CUDA_OPSET, _data_values, at_cuda_opset
+from engine_build.compile.onnxruntime_compiler import CUDA_OPSET, at_cuda_opset
 from engine_build.config import STEP_VARIANTS, parse_variant
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.step_graph import step_graph
@@ -126,15 +126,6 @@ def test_sizes_on_the_host_are_no_data(tmp_path: Path, machine: Machine) -> None
     assert "Range" in {node.op_type for node in onnx.load(tiny_bundle(tmp_path / "b") / "codec_decode.onnx").graph.node}
     with simulated_provider(machine, on_host=frozenset({"Range"})):
         assert built(tmp_path)
-
-
-def test_what_is_computed_from_a_size_is_no_data() -> None:
-    graph = GraphWriter("sizes")
-    x = graph.input("x", ("a", "b"))
-    sizes = [graph.op("Mul", graph.op(name, x), graph.constant(2, np.int64)) for name in ("Shape", "Size")]
-    for name, value in zip("abc", (*sizes, graph.op("Tanh", x)), strict=True):
-        graph.output(name, value, ())
-    assert {"a", "b", "c", "x"} & _data_values(graph.model().graph) == {"c", "x"}
 
 
 def test_tf32_is_for_decoders_not_for_the_solver(tmp_path: Path, machine: Machine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -35,9 +34,6 @@ from engine_build.compile.worker import (
 )
 from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
-from runtime.engines.manifest import Manifest
-
-Build = Callable[..., Manifest]
 
 TASKS = """
 import ctypes, os, subprocess, sys, threading, time
@@ -203,20 +199,6 @@ def test_a_process_that_hangs_once_costs_a_warning(tasks: Any, tmp_path: Path) -
 
 def children_of(pid: int) -> set[str]:
     return set(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split())
-
-
-def faults(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
-    monkeypatch.setenv("SIMULATED_FAULTS", json.dumps(found))
-
-
-def test_a_crash_is_an_error_message(path: Path, build_one: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    faults(monkeypatch, build_crash=True)
-    with pytest.raises(BuildError, match="ended with signal SIGSEGV; its last output: ") as caught:
-        build_one(path)
-    assert "run the command again" in caught.value.fix
-    assert list(folder_of(path).iterdir()) == []
-    monkeypatch.delenv("SIMULATED_FAULTS")
-    assert build_one(path).name == "decoder"
 
 
 @pytest.mark.shipped

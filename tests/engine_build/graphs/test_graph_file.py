@@ -40,8 +40,6 @@ from engine_build.graphs.reference_session import (
     run_reason,
     session,
 )
-from engine_build.new_bundle.probe import frame_counts
-from engine_build.new_bundle.roles import decoder_roles
 from engine_build.request import load_request
 from engine_build.specs import engine_specs as module
 from engine_build.specs.engine_specs import engine_specs
@@ -83,12 +81,6 @@ def test_a_graph_made_of_another_has_its_external_data(tmp_path: Path) -> None:
     assert twice.size_bytes - once.size_bytes == len("another") - len(onnx.load(tmp_path / "decoder.onnx").graph.name)
 
 
-def test_a_written_graph_has_the_hash_of_its_bytes() -> None:
-    graph = graph_of(tiny_decoder(TinySpec()))
-    assert isinstance(graph.source, bytes)
-    assert graph.sha256 == hashlib.sha256(graph.source).hexdigest()
-
-
 def test_external_data_counts_in_hash_and_size(tmp_path: Path) -> None:
     path = external(tmp_path)
     before = read_graph(path)
@@ -115,14 +107,6 @@ def test_missing_external_data_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"decoder\.onnx\.data, which does not exist") as caught:
         read_graph(path)
     assert "decoder.onnx.data" in caught.value.fix
-
-
-def test_truncated_external_data_is_noticed(tmp_path: Path) -> None:
-    path = external(tmp_path)
-    data = path.with_name("decoder.onnx.data")
-    data.write_bytes(data.read_bytes()[:-4])
-    with pytest.raises(BuildError, match="is truncated"):
-        read_graph(path)
 
 
 def outside(location: str) -> onnx.TensorProto:
@@ -249,11 +233,6 @@ def test_a_missing_graph_lists_the_existing_ones(tmp_path: Path) -> None:
         read_graph(folder / "decode.onnx")
 
 
-def test_a_folder_is_refused_as_a_graph(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder, expected an ONNX file"):
-        read_graph(tmp_path)
-
-
 @pytest.mark.parametrize("keep", [0, 1, 100, 2000, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     path = tiny_bundle(tmp_path) / "decoder.onnx"
@@ -268,15 +247,6 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(BuildError, match="not an ONNX graph"):
         read_graph(path)
-
-
-def test_initializers_among_the_inputs_are_not_inputs(tmp_path: Path) -> None:
-    model = tiny_decoder(TinySpec())
-    weight = model.graph.initializer[0]
-    model.graph.input.append(helper.make_tensor_value_info(weight.name, weight.data_type, weight.dims))
-    path = tmp_path / "decoder.onnx"
-    onnx.save(model, path)
-    assert weight.name not in [tensor.name for tensor in read_graph(path).inputs]
 
 
 def test_unnamed_dynamic_dimensions_are_distinct(tmp_path: Path) -> None:
@@ -334,13 +304,6 @@ def test_one_name_for_all_axes_is_replaced_and_onnx_runtime_runs_the_graph(tmp_p
     np.testing.assert_array_equal(renewed, expected)
     with pytest.raises(Exception, match="attempting to re-use buffer"):
         exact_session(graph, 1).run(None, feeds)
-
-
-def test_init_measures_a_graph_of_one_name_for_all_axes(tmp_path: Path) -> None:
-    bundle = load_request(DEMO).bundle
-    path = Path(shutil.copy(bundle.graph_path(bundle.decoder.graph), tmp_path))
-    graph = read_graph(renamed(path, "n"))
-    assert frame_counts(graph, decoder_roles(graph, {}, lambda role, fitting: None)).multiple == 2
 
 
 def stated(**shapes: tuple[int | str, ...]) -> Graph:
@@ -513,15 +476,6 @@ def product() -> onnx.ModelProto:
     x = graph.input("x", ("rows", 32))
     graph.output("y", graph.op("MatMul", x, graph.constant(2 * np.eye(32), name="weight")), ("rows", 32))
     return graph.model()
-
-
-def test_graphs_in_memory_and_in_files_run(tmp_path: Path) -> None:
-    path = tmp_path / "product.onnx"
-    onnx.save(product(), path, save_as_external_data=True, location="product.data", size_threshold=64)
-    x = np.ones((3, 32), np.float32)
-    for graph in (graph_of(product()), read_graph(path)):
-        (y,) = graph_session(graph, BuildConfig(threads=1)).run(None, {"x": x})
-        np.testing.assert_array_equal(y, 2 * x)
 
 
 def test_the_model_of_a_file_comes_without_its_external_data(tmp_path: Path) -> None:

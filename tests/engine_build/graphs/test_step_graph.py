@@ -49,7 +49,6 @@ ALL = [
 NEUTRAL = {"velocity_scale": 1.0, "guidance": 1.0, "momentum": -0.75, "mask": 1.0, "sde_curve": 1.0}
 STEPS = 6
 EIGHTH = BlendRule(8, (-0.25,) * 4, 0.8)
-MOMENTA = ("momentum_state", "cached_negative_velocity")
 
 
 @cache
@@ -508,19 +507,6 @@ def test_one_nonfinite_value_clears_the_finite_flag(value: float) -> None:
     feeds = feeds_of(Maker(8, 6, 4).batch(frozenset(), 3), frozenset(), 4)
     feeds["latents"][1, 5, 3] = value
     assert execute("step", 4, frozenset(), feeds)["finite"].tolist() == [True, False, True, True]
-
-
-def test_a_row_of_weight_zero_is_ignored() -> None:
-    features = frozenset({"blend"})
-    slots = Maker(9, 6, 4).batch(features, 2)
-    feeds = feeds_of(slots, features, 4)
-    feeds["velocity"] = np.concatenate([feeds["velocity"], np.full((1, 6, 4), np.nan, np.float32)])
-    before = execute("step", 4, features, feeds)
-    wide = np.full((3, feeds["positive_rows"].shape[1] + 1), len(feeds["velocity"]) - 1, np.int64)
-    wide[:, :-1] = feeds["positive_rows"]
-    weights = np.concatenate([feeds["positive_weights"], np.zeros((3, 1, 6), np.float32)], axis=1)
-    after = execute("step", 4, features, feeds | {"positive_rows": wide, "positive_weights": weights})
-    np.testing.assert_array_equal(before["next_latents"], after["next_latents"])
 
 
 @pytest.mark.parametrize("case", ["no difference", "no velocity", "nothing at all"])

@@ -48,11 +48,6 @@ def in_blocks(size: int, frames: int | str = "l") -> Graph:
     return graph_of(writer.model())
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 7, 60])
-def test_the_frame_multiple_is_found_by_running(size: int) -> None:
-    assert frame_counts(in_blocks(size), roles_of(in_blocks(size))) == (size, size)
-
-
 def test_a_fixed_length_needs_no_multiple() -> None:
     made = in_blocks(8, frames=16)
     assert frame_counts(made, roles_of(made)) == (1, 1)

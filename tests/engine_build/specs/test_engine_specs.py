@@ -103,12 +103,6 @@ def test_a_decoder_without_tokens(tmp_path: Path, condition: str, letters: list[
         engine_specs(load_request(path))
 
 
-def test_features_are_in_the_job(tmp_path: Path) -> None:
-    made = specs(tmp_path)
-    assert made["step.dcw+guidance"].features == ("dcw", "guidance")
-    assert made["step.plain"].features == made["decoder"].features == ()
-
-
 def test_every_tensor_of_a_tick_graph_is_checked(tmp_path: Path) -> None:
     made = {name: spec for name, spec in specs(tmp_path).items() if name.startswith(("rows.", "step."))}
     assert len(made) == len(ROWS_VARIANTS) + len(STEP_VARIANTS)
@@ -443,19 +437,6 @@ def changed(index: int, **fields: str) -> tuple[Port, ...]:
     return tuple(ports)
 
 
-def test_fixed_sizes_of_the_graph_are_returned(graph: Graph) -> None:
-    assert check_ports(graph, INPUTS, OUTPUTS, KNOWN) == {"C": 8, "X": 16, "D": 12}
-
-
-def test_a_role_without_a_tensor_lists_the_graphs_own(graph: Graph) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_ports(graph, changed(0, name="latents"), OUTPUTS, KNOWN)
-    found = str(caught.value)
-    for part in ("decoder.inputs.latents names 'latents'", "hidden_states float32[rows, frames, 8]", "timestep"):
-        assert part in found
-    assert "bundle.toml" in caught.value.fix
-
-
 def test_an_output_is_not_accepted_as_an_input(graph: Graph) -> None:
     with pytest.raises(ConfigError, match="not an input of"):
         check_ports(graph, changed(0, name="velocity"), OUTPUTS, KNOWN)
@@ -476,18 +457,6 @@ def test_a_role_that_does_not_match_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         check_ports(graph, ports, OUTPUTS, known)
-
-
-def test_an_output_without_a_role_is_refused(graph: Graph) -> None:
-    with pytest.raises(ConfigError, match="the outputs velocity"):
-        check_ports(graph, INPUTS, (), KNOWN)
-
-
-def test_one_letter_has_one_size() -> None:
-    model = tiny_decoder(TinySpec())
-    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 9
-    with pytest.raises(ConfigError, match=r"output 'velocity'.*latent channels.* is 9, expected 8"):
-        check_ports(graph_of(model), INPUTS, OUTPUTS, KNOWN)
 
 
 def test_a_fixed_dimension_is_refused_for_a_range() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from helpers.device_behaviour import *  # noqa: F403  (tests that every CUDA dev
 from helpers.device_behaviour import clear_half, fetched, filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator.fixture import SITE, Machine, simulated
+from simulator.fixture import Machine, simulated
 
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.devices.device import Level, Tensor
@@ -338,13 +337,3 @@ def test_out_of_memory_at_the_first_allocation(late: Machine) -> None:
         device.zeros((10,), np.float32)
     assert fetched(device, filled(device, np.ones(10, np.float32))).all()  # type: ignore[arg-type]
     device.close()
-
-
-def test_close_releases_everything(machine: Machine) -> None:
-    device = open_device("cuda")
-    tensor = filled(device, np.ones(100, np.float32))  # type: ignore[arg-type]
-    device.stream()
-    del tensor
-    device.close()
-    assert machine.alive() == {}
-    assert str(SITE) in sys.path

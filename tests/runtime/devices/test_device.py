@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from simulator.fixture import simulated
 
-from runtime.base.errors import EngineError
 from runtime.devices.device import ALIGNMENT_BYTES, HostDevice
-from runtime.devices.machine import cpu_flags, gpu_machine, machine, num_cores, num_physical_cores, open_device
+from runtime.devices.machine import cpu_flags, machine, num_cores, num_physical_cores, open_device
 
 
 def test_memory_is_aligned_zero_and_counted() -> None:
@@ -40,30 +39,6 @@ def test_view_beyond_the_memory_is_refused() -> None:
         HostDevice().zeros((4,), np.float32).view(3, start=2)
 
 
-def test_upload_and_download_are_inverse() -> None:
-    device = HostDevice()
-    tensor, out = device.zeros((3,), np.float32), np.zeros(3, np.float32)
-    device.upload(tensor, np.array([1, 2, 3], np.float32), device.stream())
-    device.download(out, tensor, device.stream())
-    np.testing.assert_array_equal(out, [1, 2, 3])
-
-
-def test_a_copy_on_the_device_is_done_when_it_returns() -> None:
-    device = HostDevice()
-    tensor = device.zeros((6,), np.float32)
-    device.upload(tensor.view(3), np.array([1, 2, 3], np.float32), device.main)
-    device.copy(tensor.view(3, start=3), tensor.view(3), device.main)
-    assert tensor.host is not None
-    assert tensor.host.tolist() == [1, 2, 3, 1, 2, 3]
-
-
-def test_events_are_done_and_measure_time() -> None:
-    stream = HostDevice().stream()
-    begin, end = stream.record(), stream.record()
-    assert end.is_done
-    assert stream.elapsed_ms(begin, end) >= 0
-
-
 def test_the_processor_is_described() -> None:
     assert machine()["arch"] == os.uname().machine
     assert machine()["cpu"]
@@ -82,13 +57,6 @@ def test_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert num_physical_cores(tmp_path) == 2, "not known of every core"
 
 
-def test_the_gpu_is_described() -> None:
-    with simulated(gpu_name="Some GPU", cc="8.6"):
-        from runtime.devices.cuda_calls import probe
-
-        assert gpu_machine(probe()) == {"arch": os.uname().machine, "gpu": "Some GPU", "compute_capability": "8.6"}
-
-
 def test_the_device_of_each_target() -> None:
     with simulated():
         devices = {target: open_device(target) for target in ("cpu", "cuda", "tensorrt")}
@@ -99,11 +67,6 @@ def test_the_device_of_each_target() -> None:
         }
         for device in devices.values():
             device.close()
-
-
-def test_without_a_gpu_the_fix_names_the_target_cpu() -> None:
-    with simulated(no_driver=True), pytest.raises(EngineError, match="--target cpu"):
-        open_device("tensorrt")
 
 
 def test_a_processors_instructions_are_those_of_its_flags(tmp_path: Path) -> None:

@@ -51,33 +51,6 @@ def inside_one_chunk(memory: FakeMemory, block: Block) -> bool:
     )
 
 
-def test_blocks_are_aligned_and_share_a_chunk() -> None:
-    memory = FakeMemory()
-    arena = Arena(memory.grow, CHUNK)
-    blocks = [arena.take(size) for size in (1, 300, 0, 512)]
-    assert len(memory.chunks) == 1
-    assert [block.address - memory.chunks[0][0] for block in blocks] == [0, 512, 1024, 1536]
-    assert [block.size_bytes for block in blocks] == [512] * 4
-
-
-def test_a_block_larger_than_a_chunk_gets_its_own_chunk() -> None:
-    memory = FakeMemory()
-    arena = Arena(memory.grow, CHUNK)
-    large = arena.take(3 * CHUNK)
-    assert memory.chunks == [(large.address, 3 * CHUNK)]
-
-
-def test_a_block_is_reused_after_its_last_reference() -> None:
-    memory = FakeMemory()
-    arena = Arena(memory.grow, CHUNK)
-    first, second = arena.take(CHUNK // 2), arena.take(CHUNK // 2)
-    address = first.address
-    del first
-    assert arena.take(CHUNK // 2).address == address
-    assert len(memory.chunks) == 1
-    del second
-
-
 def test_adjacent_returned_blocks_are_merged() -> None:
     memory = FakeMemory()
     arena = Arena(memory.grow, CHUNK)
@@ -85,15 +58,6 @@ def test_adjacent_returned_blocks_are_merged() -> None:
     del blocks[1::2]
     del blocks[:]
     assert arena.take(CHUNK).address == memory.chunks[0][0]
-
-
-def test_chunks_that_touch_are_never_joined() -> None:
-    memory = FakeMemory(gap=0)
-    arena = Arena(memory.grow, CHUNK)
-    blocks = [arena.take(CHUNK) for _ in range(2)]
-    assert blocks[1].address == blocks[0].address + CHUNK
-    blocks.clear()
-    assert inside_one_chunk(memory, arena.take(2 * CHUNK))
 
 
 def test_a_block_is_not_reused_before_its_event() -> None:
@@ -145,20 +109,25 @@ def test_release_separates_idle_and_used_chunks() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 7)), max_size=60))
-def test_live_blocks_never_overlap_and_all_memory_returns(steps: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3000) | st.integers(CHUNK, 3 * CHUNK), st.integers(0, 7)), max_size=60))
+def test_live_blocks_are_aligned_and_never_overlap_and_all_memory_returns(steps: list[tuple[int, int]]) -> None:
     memory = FakeMemory(gap=0)
     arena = Arena(memory.grow, CHUNK)
     living: list[Block] = []
     for size, place in steps:
         if place < 5:
             living.append(arena.take(size))
+            assert living[-1].size_bytes >= size
         elif living:
             living.pop(size % len(living))
         spans = sorted((block.address, block.address + block.size_bytes) for block in living)
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
-        assert all(inside_one_chunk(memory, block) for block in living)
+        assert all(inside_one_chunk(memory, block) and block.address % 512 == 0 for block in living)
     living.clear()
+    before = len(memory.chunks)
+    again = [arena.take(size) for _, size in memory.chunks]
+    assert len(memory.chunks) == before, "what was returned is whole again"
+    again.clear()
     assert arena.release() == ([address for address, _ in memory.chunks], [])
 
 
@@ -185,27 +154,16 @@ def ring_with(events: list[FakeEvent], *, size: int = 4 * 1024, segments: int = 
     return UploadRing(size, segments, record)
 
 
-def test_pieces_follow_each_other_aligned() -> None:
-    ring = ring_with([])
-    assert [ring.place(size) for size in (100, 300, 1, 255)] == [(0, 100), (256, 300), (768, 1), (1024, 255)]
-
-
-def test_a_piece_that_does_not_fit_opens_the_next_segment() -> None:
+def test_pieces_follow_each_other_aligned_and_wait_for_no_copy_that_is_done() -> None:
     events: list[FakeEvent] = []
     ring = ring_with(events)
-    assert ring.place(900) == (0, 900)
-    assert events == []
-    assert ring.place(200) == (1024, 200)
-    assert len(events) == 1
-
-
-def test_an_upload_larger_than_a_segment_is_split() -> None:
-    ring = ring_with([])
-    left, pieces = 3000, []
-    while left:
-        pieces.append(ring.place(left))
-        left -= pieces[-1][1]
-    assert pieces == [(0, 1024), (1024, 1024), (2048, 952)]
+    assert [ring.place(size) for size in (100, 300, 1, 255)] == [(0, 100), (256, 300), (768, 1), (1024, 255)]
+    for _ in range(20):
+        ring.place(1024)
+        for event in events:
+            event.is_done = True
+    assert ring.waits == 0
+    assert all(event.waits == 0 for event in events)
 
 
 def test_a_full_ring_waits_for_its_oldest_segment_only() -> None:
@@ -217,17 +175,6 @@ def test_a_full_ring_waits_for_its_oldest_segment_only() -> None:
     assert ring.place(1024) == (0, 1024)
     assert ring.waits == 1
     assert [event.waits for event in events] == [1, 0, 0, 0]
-
-
-def test_a_ring_whose_copies_are_done_never_waits() -> None:
-    events: list[FakeEvent] = []
-    ring = ring_with(events)
-    for _ in range(20):
-        ring.place(1024)
-        for event in events:
-            event.is_done = True
-    assert ring.waits == 0
-    assert all(event.waits == 0 for event in events)
 
 
 def pool_of(*shape: int, count: int) -> ArrayPool:
@@ -248,21 +195,6 @@ def test_array_returns_when_the_last_view_is_gone() -> None:
     third = pool.lend()
     assert pool.allocations == 2
     assert third.shape == (8, 4)
-
-
-def test_repeated_lending_allocates_nothing() -> None:
-    pool = pool_of(8, 4, count=2)
-    for _ in range(100):
-        pool.lend()[...] = 0.0
-    assert pool.allocations == 2
-
-
-def test_lent_array_is_writable_and_outlives_the_pool() -> None:
-    pool = pool_of(2, 2, count=1)
-    array = pool.lend()
-    del pool
-    array[...] = 3.0
-    assert array.sum() == 12.0
 
 
 def test_vectors_of_several_dtypes_do_not_overlap() -> None:

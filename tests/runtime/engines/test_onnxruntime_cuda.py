@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import SimpleNamespace
-
 import pytest
 
 from runtime.base.errors import CaptureError, EngineDeadError, EngineError, OutOfMemoryError
 from runtime.engines.onnxruntime_cuda import (
-    CUDA_PROVIDER,
-    check_on_device,
-    need_provider,
-    nodes_on_host,
     provider_options,
     translate_error,
 )
@@ -57,40 +50,3 @@ def test_session_options_of_the_provider() -> None:
     assert all(type(value) is str for value in options.values())
     assert "user_compute_stream" not in provider_options(None, tf32=True)
     assert provider_options(None, tf32=True)["use_tf32"] == "1"
-
-
-@dataclass
-class Node:
-    name: str
-    op_type: str
-
-
-@dataclass
-class Part:
-    ep_name: str
-    nodes: list[Node]
-
-    def get_nodes(self) -> list[Node]:
-        return self.nodes
-
-
-def test_only_size_operators_may_run_on_the_host() -> None:
-    gpu = Part(CUDA_PROVIDER, [Node("a", "MatMul"), Node("b", "Det")])
-    host = Part("CPUExecutionProvider", [Node("c", "Shape"), Node("d", "Concat"), Node("e", "Det")])
-    assert nodes_on_host([gpu, host]) == ["e (Det)"]
-
-
-def test_nodes_without_a_cuda_kernel_are_refused_by_name() -> None:
-    host = Part("CPUExecutionProvider", [Node(f"n{index}", "Tanh") for index in range(7)])
-    with pytest.raises(EngineError, match=r"decoder: 7 nodes have no CUDA kernel .*n0 \(Tanh\).*, \.\.\.") as caught:
-        check_on_device("decoder", [host], "build it")
-    assert caught.value.fix == "build it"
-    check_on_device("decoder", [Part(CUDA_PROVIDER, host.nodes)], "")
-
-
-def test_a_missing_provider_names_the_package() -> None:
-    need_provider(SimpleNamespace(get_available_providers=lambda: [CUDA_PROVIDER]))
-    without = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"], __version__="1.30")
-    with pytest.raises(EngineError, match=r"1\.30 is installed without its CUDA provider") as caught:
-        need_provider(without)
-    assert "tickrt[cuda]" in caught.value.fix
