@@ -29,6 +29,7 @@ from configs.demo.recipe.train import WEIGHT_TIME
 # Pairs lie as far from each other as steps of 3 to 24 do, in parts of the schedule.
 SHORTEST_JUMP: Final = 0.04
 LONGEST_JUMP: Final = 0.4
+SHORTEST_OWN: Final = 0.12
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DistillConfig:
 
     steps: int = 6_000
     batch_size: int = 16
-    learning_rate: float = 6e-4
+    learning_rate: float = 2e-4
     weight_decay: float = 0.01
     warmup_steps: int = 200
     average_decay: float = 0.998
@@ -150,7 +151,8 @@ class Distiller:
                 ratio = (start / early)[:, None, None]
                 own = ratio * earlier + (1.0 - ratio) * found
                 own = with_known(own, start[:, None, None], solutions.noise[rows], given[3])
-            is_own = (before < begin)[:, None, None]
+            # Errors of the student's points cannot be mended by a short jump.
+            is_own = ((before < begin) & (end - begin >= SHORTEST_OWN * steps))[:, None, None]
             state = torch.where(is_own, own, state)
         t, r = start[:, None, None], stop[:, None, None]
         wanted = state - t * (state - target) / (t - r)
