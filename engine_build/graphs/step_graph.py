@@ -59,7 +59,7 @@ def step_graph(
     """Latents and velocities of all slots -> their next latents; steps 3 to 7. Raises BuildError.
 
     Outputs: next_latents `[S,T,C]`, finite `[S]` bool; with `guidance` by the rule apg next_momentum_state, with `rcfg`
-    next_cached_negative_velocity, with `ab2` next_previous_velocity, all `[S,T,C]`.
+    next_cached_negative_velocity and next_kept_difference, with `ab2` next_previous_velocity, all `[S,T,C]`.
     """
     features = _checked(features, STEP_FEATURES)
     graph = GraphWriter(f"step.{variant_name(features)}")
@@ -217,7 +217,7 @@ def _guide(graph: GraphWriter, inputs: _Inputs, positive: str, channels: int, ru
     with graph.scope("guidance"):
         if "pauses_guidance" in inputs:  # a cached or a blended negative differs from what it stands in for
             negative = graph.op("Where", inputs.column("pauses_guidance"), positive, negative)
-        difference, length = graph.op("Sub", positive, negative), ""
+        difference, length = _kept(graph, inputs, graph.op("Sub", positive, negative), channels), ""
         if rule.rule == "apg":
             difference = _momentum(graph, inputs, difference, channels)
             length = _norm(graph, positive, rule)
@@ -236,6 +236,16 @@ def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
         negative = graph.op("Where", inputs.column("use_cached_negative"), inputs["cached_negative_velocity"], fresh)
     graph.output("next_cached_negative_velocity", negative, ("slots", "frames", channels))
     return "next_cached_negative_velocity"
+
+
+def _kept(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:
+    """The difference of the slot's last step where it keeps that (mode "alternate")."""
+    if "keeps_difference" not in inputs:
+        return difference
+    with graph.scope("alternate"):
+        kept = graph.op("Where", inputs.column("keeps_difference"), inputs["kept_difference"], difference)
+    graph.output("next_kept_difference", kept, ("slots", "frames", channels))
+    return "next_kept_difference"
 
 
 def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:

@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 BUNDLE_FILE = "bundle.toml"
 SHIFT_REASON = "its times are those of a schedule of its own, [sampler] schedule"
 # Options whose default the bundle says, or its tables' own defaults.
-DEFAULTED = ("guidance", "momentum", "rescale", "shift", "solver", "steps", "cfg_interval_start", "cfg_interval_end")
+DEFAULTED = (
+    "guidance", "guidance_mode", "momentum", "rescale", "shift", "solver", "steps", "cfg_interval_start",
+    "cfg_interval_end",
+)  # fmt: skip
 # Table name in bundles of earlier releases -> its present name.
 RENAMED_TABLES = {"conditioner": "text_encoder"}
 

@@ -97,12 +97,15 @@ class StepsSpec(TomlTable):
     change should be heard soon.
 
     schedules: number of steps -> the time of each, in place of what [sampler] schedule or shift make of that number:
-    where a generation gives no shift and starts from noise.
+    where a generation gives no shift and starts from noise. kept: number of steps -> those that are computed, from 0
+    on; the velocity of the others is extrapolated from the two before, so that they take no rows. There too, and where
+    a step does nothing but follow its velocity.
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     schedules: Mapping[int, tuple[float, ...]] = {}
+    kept: Mapping[int, tuple[int, ...]] = {}
 
     @model_validator(mode="after")
     def _check_schedules(self) -> Self:
@@ -110,6 +113,9 @@ class StepsSpec(TomlTable):
             falls = all(later < earlier for earlier, later in pairwise((*times, 0.0)))
             if len(times) != steps or not falls or times[0] != 1.0:
                 raise ValueError(f"schedules.{steps}: expected {steps} times, from 1 down to above 0")
+        for steps, kept in self.kept.items():
+            if not kept or kept[0] != 0 or kept[-1] >= steps or any(b <= a for a, b in pairwise(kept)):
+                raise ValueError(f"kept.{steps}: expected steps in order, from 0 to at most {steps - 1}")
         return self
 
 
@@ -137,6 +143,7 @@ class SamplerSpec(StepsSpec):
     velocity: VelocitySpec | None = None
     noise_layout: NoiseLayout = "time_channels"
     guidance: float = 1.0
+    guidance_mode: Literal["full", "alternate"] = "full"
     guidance_reason: str = ""
     cfg_interval_start: float = Field(default=0.0, ge=0, le=1)
     cfg_interval_end: float = Field(default=1.0, ge=0, le=1)

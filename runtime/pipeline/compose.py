@@ -25,7 +25,7 @@ from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequ
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Segment, masked_frames, requested_mask, step_parameters
 from runtime.requests.tasks import is_cover, task_of
-from runtime.requests.timesteps import log_snr_schedule
+from runtime.requests.timesteps import log_snr_schedule, schedule, skipped
 from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
@@ -93,19 +93,22 @@ class RequestComposer:
         segment keeps none. Raises RequestError.
         """
         sampler, source = self.bundle.sampler, inputs.source
-        sampling, denoise = Sampling.of(options, self.bundle), denoise_of(options, source, self.bundle)
+        denoise = denoise_of(options, source, self.bundle)
+        sampling = Sampling.of(options, self.bundle, denoise=denoise)
         mask = self._mask(options, segment, source, tail)
+        timesteps, factors = self._timesteps(options, sampling, denoise)
         seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
             conditions=self._counted(self._conditions(options, segment, inputs)),
             negatives=self._counted(self._negatives(options, segment)),
-            steps=sampling.steps,
+            steps=sampling.num_computed,
             shift=_first(options.shift, sampler.shift),
-            timesteps=self._timesteps(options, sampling, denoise),
+            timesteps=timesteps,
+            extrapolation=factors,
             denoise=denoise,
             seed=seed,
-            guidance_mode=options.guidance_mode,
+            guidance_mode=sampling.guidance_mode,
             solver=sampling.solver,
             context=self._context(options, segment, inputs, mask),
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
@@ -236,7 +239,18 @@ class RequestComposer:
             return ()
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
-    def _timesteps(self, options: GenerationOptions, sampling: Sampling, denoise: float) -> tuple[float, ...] | None:
+    def _timesteps(
+        self, options: GenerationOptions, sampling: Sampling, denoise: float
+    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """The times of the steps, None where the shift makes them; how far they extrapolate where some are left out."""
+        times = self._all_times(options, sampling, denoise)
+        if sampling.kept is None:
+            return times, None
+        shift = self.bundle.sampler.shift
+        every = schedule(sampling.steps, shift=shift) if times is None else np.array([*times, 0.0], np.float32)
+        return skipped(every, sampling.kept, is_multistep=sampling.solver == "ab2")
+
+    def _all_times(self, options: GenerationOptions, sampling: Sampling, denoise: float) -> tuple[float, ...] | None:
         """The given times, or the bundle's own for so many steps; None where the shift makes them."""
         sampler, steps = self.bundle.sampler, sampling.steps
         if options.timesteps is not None:

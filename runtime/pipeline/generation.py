@@ -31,7 +31,7 @@ from runtime.music.note_levels import Phrase, phrases_of
 from runtime.music.part_moods import NO_MOODS
 from runtime.music.score import Score
 from runtime.music.tracker import score_of
-from runtime.pipeline.compose import NO_INPUTS, GenerationInputs
+from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.played_notes import PlayedNotes
 from runtime.pipeline.sampling import Sampling
@@ -92,7 +92,7 @@ class LongGeneration:
             self.plan = plan_of(planner, drawn, thinking, self.seed, self.total_frames, self._caller)
             inputs = replace(inputs, hints=np.empty((0, bundle.latents.channels), np.float32))
         self.options = options = settled_options(options, inputs, self.total_frames, bundle)
-        self.sampling = Sampling.of(options, bundle)
+        self.sampling = Sampling.of(options, bundle, denoise=denoise_of(options, inputs.source, bundle))
         self.done_frames = 0
         self._inputs, self._part_frames = inputs, list[int]()
         self._tail = np.empty((0, bundle.latents.channels), np.float32)
@@ -131,7 +131,7 @@ class LongGeneration:
     @property
     def num_steps(self) -> int:
         """The steps of all segments together."""
-        return self.num_segments * self.sampling.steps
+        return self.num_segments * self.sampling.num_computed
 
     def next_request(self) -> GenerationRequest | None:
         """The next segment's request, with a new id for each call; None after the last one.

@@ -150,9 +150,10 @@ class GenerationOptions(TextOptions, StepOptions):
         "with a source that no mask, repaint, curve or strength uses, else, and with structure codes, the model's.",
         json_schema_extra=NEEDS_SOURCE,
     )
-    guidance_mode: Literal["full", "self", "initialize"] = Field(
-        default="full",
-        description="The negative: computed each step (full), the initial noise (self), the first step's (initialize).",
+    guidance_mode: Literal["full", "alternate", "self", "initialize"] | None = Field(
+        default=None,
+        description="The negative: computed each step (full), every second one, between which the difference is kept "
+        "(alternate), the initial noise (self), the first step's (initialize). Default: the model's.",
     )
     solver: Literal["ode", "sde", "ab2", "jump"] | None = Field(
         default=None,

@@ -186,7 +186,8 @@ NEUTRAL = StepParameters(
 )  # fmt: skip
 
 
-GuidanceMode = Literal["full", "self", "initialize"]
+GuidanceMode = Literal["full", "alternate", "self", "initialize"]
+GUIDANCE_MODES: tuple[GuidanceMode, ...] = get_args(GuidanceMode)
 Solver = Literal["ode", "sde", "ab2", "jump"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
@@ -197,6 +198,7 @@ class GenerationRequest:
 
     conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none). solver: "jump" takes
     steps of velocity, with Euler's method, where the step parameters ask for what a jump cannot do (see JumpRule).
+    extrapolation: how far each step extrapolates its velocity, in place of the solver's own (see timesteps).
     timesteps: t of each step, descending from at most 1, in place of the schedule of steps and shift.
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
@@ -215,6 +217,7 @@ class GenerationRequest:
     negatives: tuple[Condition, ...] = ()
     guidance_mode: GuidanceMode = "full"
     solver: Solver = "ode"
+    extrapolation: tuple[float, ...] | None = None
     context: Array | None = None
     source: Array | None = None
     noise: Array | None = None
@@ -267,8 +270,9 @@ def _check_scalars(request: GenerationRequest) -> None:
         raise RequestError(f"expected 0 <= denoise <= 1, got {request.denoise}", field="denoise")
     if not request.conditions:
         raise RequestError("needs at least one condition", field="conditions")
-    if request.guidance_mode not in ("full", "self", "initialize"):
-        raise RequestError(f"expected full, self or initialize, got {request.guidance_mode!r}", field="guidance_mode")
+    if request.guidance_mode not in GUIDANCE_MODES:
+        expected = f"{', '.join(GUIDANCE_MODES[:-1])} or {GUIDANCE_MODES[-1]}"
+        raise RequestError(f"expected {expected}, got {request.guidance_mode!r}", field="guidance_mode")
     if request.solver not in SOLVERS:
         raise RequestError(f"expected ode, sde, ab2 or jump, got {request.solver!r}", field="solver")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -54,6 +55,27 @@ def extrapolation(times: NDArray[np.float32]) -> NDArray[np.float32]:
     found = np.zeros(len(lengths), np.float32)
     found[1:-1] = lengths[1:-1] / (2 * lengths[:-2])
     return found
+
+
+def skipped(
+    times: NDArray[np.float32], kept: Sequence[int], *, is_multistep: bool
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of a schedule `[K + 1]` the times of the steps that are kept, and how far each extrapolates its velocity.
+
+    The solver takes all K steps: Euler's, or with is_multistep those of `extrapolation`. The velocity of one that is
+    not kept lies on the line through the two latest that are. A kept step and those behind it that are not are then
+    one step of velocity v + c (v - v_prev): c is the mean of (t_i - t) / (t - t_prev) over them, by their lengths. The
+    first velocity is held.
+    """
+    grid = times.astype(np.float64)
+    factors = [0.0]
+    for place in range(1, len(kept)):
+        first, end = kept[place], kept[place + 1] if place + 1 < len(kept) else len(grid) - 1
+        lengths, begins = np.diff(grid[first : end + 1]), grid[first:end] - grid[first]
+        if is_multistep:  # The velocity at the middle of each step, but of the last one, which is Euler's.
+            begins = begins + np.where(np.arange(first, end) < len(grid) - 2, lengths / 2, 0.0)
+        factors.append(float((lengths * begins).sum() / lengths.sum() / (grid[first] - grid[kept[place - 1]])))
+    return tuple(float(times[index]) for index in kept), tuple(factors)
 
 
 def target_gate(step: int, steps: int, gate: float) -> float:

@@ -121,6 +121,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "rcfg_self": {"guidance_mode": "self", "parameters": StepParameters(guidance=1.5)},
     "rcfg_initialize": {**GUIDED, "guidance_mode": "initialize"},
+    "alternate": {**GUIDED, "guidance_mode": "alternate", "steps": 5},
+    "alternate_ab2": {**GUIDED, "guidance_mode": "alternate", "solver": "ab2", "steps": 5},
     **{
         f"interval_{name}": {
             **GUIDED,
@@ -132,6 +134,7 @@ FEATURES: dict[str, dict[str, Any]] = {
             "full": {},
             "self": {"guidance_mode": "self"},
             "initialize": {"guidance_mode": "initialize"},
+            "alternate": {"guidance_mode": "alternate"},
             "blend": {"conditions": (CONDITIONS[0], Condition(CONDITIONS[2].tokens, 0.5))},
         }.items()
     },

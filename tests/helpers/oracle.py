@@ -43,7 +43,8 @@ MEAN = Rule()
 
 @dataclass(frozen=True)
 class State:
-    """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG, and with solver
+    """One generation between two steps: latents, APG momentum, the cached negative velocity of RCFG (of guidance mode
+    "alternate" the difference, where the next step keeps it), and with solver
     ab2 the step before: its velocity, its length and what the velocity is made of, None after a step that added noise.
     """
 
@@ -130,11 +131,16 @@ def step(
     v = blend(request.conditions, decode, decoder_input, t, k, request, lambda parts, w: level(rule, x, t, parts, w))
     momentum, kept = state.momentum, state.kept
     if guides(request) and is_inside and not jumping:
-        negative = kept
+        keeps = request.guidance_mode == "alternate" and kept is not None
+        negative = v - kept if keeps else kept
         if negative is None or request.guidance_mode == "full":
             negative = blend(request.negatives, decode, decoder_input, t, k, request)
         kept = negative if request.guidance_mode != "full" else None
+        if request.guidance_mode == "alternate":
+            kept = None if keeps else v - negative
         v, momentum = guide(v, negative, momentum, p, rule.guidance)
+    elif request.guidance_mode == "alternate":
+        kept = None
     draws = sde or bool(np.any(value_or(p.ode_noise, 0.0)))
     guided = guides(request) and is_inside and bool(np.any(np.asarray(value_or(p.guidance, 1.0)) != 1))
     parts = active(request.conditions, k, request), active(request.negatives, k, request) if guided else None
@@ -154,7 +160,7 @@ def jumps(request: GenerationRequest, rule: Rule) -> bool:
     """Whether its steps are jumps: what guidance they need is built in, one number for all frames."""
     p = request.parameters
     guidance = np.asarray(value_or(p.guidance, 1.0), np.float64)
-    if request.guidance_mode != "full":
+    if request.guidance_mode not in ("full", "alternate"):
         return False
     usual = {"momentum": rule.guidance.momentum, "rescale": rule.guidance.rescale}
     is_usual = all(np.all(np.asarray(value_or(getattr(p, name), one)) == one) for name, one in usual.items())

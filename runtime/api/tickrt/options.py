@@ -88,7 +88,7 @@ class _Common(TypedDict, total=False):
     shift: float | None
     denoise: float | None
     guidance: Curve | None
-    guidance_mode: Literal["full", "self", "initialize"]
+    guidance_mode: Literal["full", "alternate", "self", "initialize"] | None
     momentum: Curve | None
     rescale: Curve | None
     velocity_scale: Curve | None

@@ -74,6 +74,7 @@ class LengthBucket:
         self._ticks_left = 0
         self._bound: dict[tuple[int, ...], Launch] = {}
         self._first_negatives: list[LiveSlot] = []
+        self._alternating: list[LiveSlot] = []
         self._multistep: list[LiveSlot] = []
         self._written_adapters: tuple[object, int] | None = None
 
@@ -119,6 +120,7 @@ class LengthBucket:
             self._bound.clear()
             pairs = zip(live, self._layout.negatives, strict=True)
             self._first_negatives = [item for item, rows in pairs if rows]
+            self._alternating = [item for item in live if item.work.request.guidance_mode == "alternate"]
             self._multistep = [item for item in live if item.work.extrapolation]
         return self._layout
 
@@ -163,6 +165,8 @@ class LengthBucket:
         """Every live slot has taken its step."""
         self.state.advance()
         self._ticks_left -= 1
+        for live in self._alternating:
+            live.has_cached_negative = bool(live.negatives)
         if self._first_negatives:
             for live in self._first_negatives:
                 live.has_cached_negative = True
@@ -196,8 +200,10 @@ class LengthBucket:
         step = self._variant("step", layout.features)
         self._steps.write(layout, blends="blend" in step)
         if "rcfg" in step:  # also where the slots with one pause their guidance
-            for slot, uses in zip(layout.slots, layout.uses_cached_negative, strict=True):
-                self.state.field("use_cached_negative").write(slot.index, uses)
+            fields = {"use_cached_negative": layout.uses_cached_negative, "keeps_difference": layout.keeps_difference}
+            for name, values in fields.items():
+                for slot, value in zip(layout.slots, values, strict=True):
+                    self.state.field(name).write(slot.index, value)
 
     @cached_property
     def _noise(self) -> StepNoise:

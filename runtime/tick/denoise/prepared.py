@@ -65,11 +65,12 @@ class Phase(NamedTuple):
 class PreparedGeneration:
     """Everything that admission copies into a slot.
 
-    times `[K + 1]`; gates `[K]`, how far the target's curve is on, None without target; states: state of slot_fields
-    -> its first row `[T, C]`; fields: field -> its row for the whole generation, None where neutral; step_noise
-    `[T, C]`: the first step's, where it draws some. has_cached_negative: the negative velocity that guidance mode
-    "initialize" keeps has been computed. extrapolation: K numbers, how far each step extrapolates its velocity, none
-    where the solver does not; previous: what the state previous_velocity is made of, None where it is of no use.
+    times `[K + 1]`; gates `[K]`, how far the target's curve is on, None without target; states: state of slot_fields ->
+    its first row `[T, C]`; fields: field -> its row for the whole generation, None where neutral; step_noise `[T, C]`:
+    the first step's, where it draws some. has_cached_negative: the negative velocity that guidance mode "initialize"
+    keeps has been computed; of mode "alternate" the difference, in the step before. extrapolation: K numbers, how far
+    each step extrapolates its velocity, none where the solver does not; previous: what the state previous_velocity is
+    made of, None where it is of no use.
     """
 
     request: GenerationRequest
@@ -138,8 +139,14 @@ def prepare(request: GenerationRequest, values: StepValues, channels: int) -> Pr
         fields=_request_fields(request, channels),
         step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, 0) if values.draws_noise else None,
         phases=tuple(_phases(request)),
-        extrapolation=tuple(extrapolation(times).tolist()) if request.solver == "ab2" else (),
+        extrapolation=_extrapolation(request, times),
     )
+
+
+def _extrapolation(request: GenerationRequest, times: Array) -> tuple[float, ...]:
+    if request.extrapolation is not None:
+        return request.extrapolation
+    return tuple(extrapolation(times).tolist()) if request.solver == "ab2" else ()
 
 
 def _times(request: GenerationRequest) -> Array:
@@ -161,7 +168,7 @@ def resolve(
     """
     parameters = fit(session, request.frames).over(request.parameters).over(rule.neutral)
     assert parameters.guidance is not None
-    jumps = request.solver == "jump" and request.guidance_mode == "full"
+    jumps = request.solver == "jump" and request.guidance_mode in ("full", "alternate")
     jumps &= not rule.reason(parameters.guidance, parameters.momentum, parameters.rescale)
     features = step_features(request, parameters)
     if jumps:
@@ -201,7 +208,7 @@ def step_features(request: GenerationRequest, parameters: StepParameters) -> fro
         "guidance": is_guided,
         "rcfg": is_guided and request.guidance_mode != "full",
         "rescale": is_guided and not _is(parameters.rescale, 0.0),
-        "ab2": request.solver == "ab2" and not is_sde,
+        "ab2": (request.solver == "ab2" or request.extrapolation is not None) and not is_sde,
         "mask": request.mask is not None,
         "target": has_target,
         "sde": is_sde,

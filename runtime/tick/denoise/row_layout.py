@@ -48,8 +48,9 @@ class LaunchKey(NamedTuple):
 class LiveSlot:
     """A slot with what was prepared for it, and the rows of its next step, which `refresh` computes.
 
-    has_cached_negative: its negative velocity is kept from here on. previous: the parts of its last step's velocity,
-    None where the next one cannot extrapolate from it. The rows stay as they are before step `rows_until`.
+    has_cached_negative: its negative velocity is kept from here on, or its difference for a step. previous: the parts
+    of its last step's velocity, None where the next one cannot extrapolate from it. The rows stay as they are before
+    step `rows_until`.
     """
 
     slot: Slot
@@ -61,6 +62,7 @@ class LiveSlot:
     is_guided: bool = False
     velocity_parts: VelocityParts | None = None
     uses_cached_negative: bool = False
+    keeps_difference: bool = False
     rows_until: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +98,8 @@ class LiveSlot:
         """The rows of the next step: no negatives without guidance, outside of its interval, or where residual guidance
         has the velocity.
 
-        That is the initial noise (mode "self"), or an earlier step's ("initialize").
+        That is the initial noise (mode "self"), or an earlier step's ("initialize"). In mode "alternate" every second
+        guided step keeps the difference of the one before.
         """
         work, step, mode = self.work, self.slot.step, self.work.request.guidance_mode
         self.uses_cached_negative = work.values.is_guided and (
@@ -105,10 +108,13 @@ class LiveSlot:
         phase = work.phase(step)
         self.is_guided = work.is_guided(step)
         self.velocity_parts = VelocityParts(phase.positives, phase.negatives if self.is_guided else None)
+        self.keeps_difference = self.is_guided and self.has_cached_negative and mode == "alternate"
         later = range(step + 1, phase.end)
         self.rows_until = next((k for k in later if work.is_guided(k) != self.is_guided), phase.end)
+        if self.is_guided and mode == "alternate":
+            self.rows_until = step + 1
         self.positives = tuple([self._row(condition) for condition in phase.positives])
-        has_negatives = self.is_guided and not self.uses_cached_negative
+        has_negatives = self.is_guided and not (self.uses_cached_negative or self.keeps_difference)
         self.negatives = tuple([self._row(condition) for condition in phase.negatives]) if has_negatives else ()
 
     def _row(self, condition: Condition) -> DecoderRow:
@@ -136,6 +142,7 @@ class RowLayout:
     positives: tuple[tuple[int, ...], ...]
     negatives: tuple[tuple[int, ...], ...]
     uses_cached_negative: tuple[bool, ...]
+    keeps_difference: tuple[bool, ...]
     features: frozenset[str]
     row_features: frozenset[str]
     adapters: frozenset[Adapter]
@@ -187,6 +194,7 @@ class LayoutRules:
             positives=positives,
             negatives=negatives,
             uses_cached_negative=tuple([item.uses_cached_negative for item in live]),
+            keeps_difference=tuple([item.keeps_difference for item in live]),
             features=features | {"blend"} if blends else features,
             row_features=row_features,
             adapters=frozenset([use.adapter for item in live for use in item.work.values.adapters]),

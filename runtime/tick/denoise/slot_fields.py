@@ -67,6 +67,8 @@ TENSORS = (
     TickTensor("pauses_guidance", "S", step="rcfg+apg blend+guidance+apg", dtype="bool"),
     TickTensor("use_cached_negative", "S", step="rcfg", dtype="bool"),
     TickTensor("cached_negative_velocity", "STC", step="rcfg", kind="state"),
+    TickTensor("keeps_difference", "S", step="rcfg", dtype="bool"),
+    TickTensor("kept_difference", "STC", step="rcfg", kind="state"),
     TickTensor("extrapolation", "S", step="ab2"),
     TickTensor("previous_velocity", "STC", step="ab2", kind="state"),
     TickTensor("mask", "ST", step="mask", rows="mask", neutral=1.0),

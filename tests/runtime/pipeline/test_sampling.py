@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Built
 from helpers.factories import tiny_bundle
@@ -12,10 +13,12 @@ from helpers.factories import tiny_bundle
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
 from runtime.live.hosting.services import live_model
+from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.pipeline.sampling import Sampling
 from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.timesteps import schedule
 
 SAMPLER = """solver = "jump"
 live_steps = 3
@@ -53,8 +56,50 @@ def test_what_options_come_to(
     given: dict[str, Any], solver: str, steps: int, live_steps: int, reason: str, tmp_path: Path
 ) -> None:
     bundle, asked = load_bundle(tiny_bundle(tmp_path, **JUMPS)), options(given)
-    assert Sampling.of(asked, bundle) == (solver, steps, reason)
+    assert Sampling.of(asked, bundle)[:3] == (solver, steps, reason)
     assert Sampling.of(asked, bundle, is_live=True).steps == live_steps
+
+
+KEPT: dict[str, Any] = {"sampler": 'solver = "ode"\nguidance_mode = "alternate"\nkept = { 4 = [0, 1, 3] }\nshift = 2.0'}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, (0, 1, 3)),
+        ({"steps": 4, "guidance": 5.0, "cfg_interval_end": 0.5}, (0, 1, 3)),
+        *[
+            (given, None)
+            for given in (
+                {"steps": 5}, {"shift": 3.0}, {"timesteps": [1.0, 0.5]}, {"solver": "sde"}, {"ode_noise": 0.1},
+                {"dcw": {"low": 0.1}}, {"target_curve": 0.5}, {"x0_strength": 0.5}, {"sde_curve": 0.5},
+                {"initial_noise_curve": 0.5},
+            )
+        ],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_steps_are_left_out_where_they_only_follow_their_velocity(
+    given: dict[str, Any], kept: Any, tmp_path: Path
+) -> None:
+    sampling = Sampling.of(options(given), load_bundle(tiny_bundle(tmp_path, **KEPT)))
+    assert (sampling.kept, sampling.guidance_mode) == (kept, "alternate")
+    assert sampling.told().get("computed_steps") == (None if kept is None else 3)
+
+
+def test_what_is_left_out_is_no_step_of_the_request(built: Built) -> None:
+    with open_pipeline(built(**KEPT)) as pipeline:
+        generation = LongGeneration(pipeline, options({}))
+        request = generation.next_request()
+        source = np.zeros((32, 8), np.float32)
+        cover = LongGeneration(pipeline, options({"denoise": 0.5}), GenerationInputs(source=source)).next_request()
+    assert request is not None
+    assert cover is not None
+    assert (request.steps, request.guidance_mode, generation.num_steps) == (3, "alternate", 3)
+    assert request.timesteps == pytest.approx(schedule(4, shift=2.0)[[0, 1, 3]])
+    assert request.extrapolation is not None
+    assert request.extrapolation[0] == 0.0
+    assert (cover.steps, cover.extrapolation) == (4, None)
 
 
 def test_times_are_those_of_the_solver(built: Built) -> None:
@@ -84,6 +129,8 @@ def test_a_live_session_without_steps_of_its_own_takes_those_of_its_solver(built
     [
         ({"sampler": SAMPLER}, r'sampler.solver "jump" needs decoder.inputs.time_end'),
         ({"jumps": True, "sampler": 'solver = "jump"'}, r"velocity\] goes with solver"),
+        ({"sampler": "kept = { 4 = [1, 2] }"}, r"kept.4: expected steps in order, from 0 to at most 3"),
+        ({"sampler": "kept = { 4 = [0, 4] }"}, r"kept.4: expected"),
         ({"jumps": True, "sampler": "velocity = { steps = 9 }"}, r"velocity\] goes with solver"),
     ],
 )
