@@ -35,6 +35,7 @@ from profiling.bench.live.run import LiveLoad, measure_live, parse_sessions
 from profiling.bench.planner import measure_first_audio, measure_planner, print_planner
 from profiling.bench.result import print_result, shape_of
 from profiling.bench.session import open_bench
+from profiling.bench.skip import PROMPTS, measure_skips, print_skips
 from profiling.bench.steady_stream import Site
 from profiling.bench.workload import GUIDANCE, Workload
 from profiling.bench_options import (
@@ -181,6 +182,26 @@ def planner(config: Config, options: LoadOptions, output: ResultOptions, ticks: 
             return {**result, "first_audio": measure_first_audio(deployment)}
 
     output.report(known("planner", deployment, load), measure, print_planner)
+
+
+@app.command()
+@with_groups
+def skip(
+    config: Config,
+    output: ResultOptions,
+    steps: Annotated[int, typer.Option(min=6, help="All steps of the model.")] = 50,
+    plain: Annotated[int, typer.Option(min=5, help="As near as so many plain steps is near enough.")] = 30,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What to try, once per prompt. Default: four styles.")
+    ] = None,
+) -> None:
+    """Find which of many steps can be left out: the fewest rows that are as near to all steps as --plain steps."""
+    deployment = load_deployment(config)
+    output.report(
+        {"kind": "skip", "target": deployment.target, "steps": steps, "plain": plain},
+        lambda: measure_skips(deployment, steps, plain, prompt or PROMPTS),
+        print_skips,
+    )
 
 
 @app.command()

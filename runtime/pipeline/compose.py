@@ -243,19 +243,21 @@ class RequestComposer:
         self, options: GenerationOptions, sampling: Sampling, denoise: float
     ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
         """The times of the steps, None where the shift makes them; how far they extrapolate where some are left out."""
-        times = self._all_times(options, sampling, denoise)
+        times = self.all_times(options, sampling.steps, sampling.solver, denoise)
         if sampling.kept is None:
             return times, None
         shift = self.bundle.sampler.shift
         every = schedule(sampling.steps, shift=shift) if times is None else np.array([*times, 0.0], np.float32)
         return skipped(every, sampling.kept, is_multistep=sampling.solver == "ab2")
 
-    def _all_times(self, options: GenerationOptions, sampling: Sampling, denoise: float) -> tuple[float, ...] | None:
+    def all_times(
+        self, options: GenerationOptions, steps: int, solver: str, denoise: float = 1.0
+    ) -> tuple[float, ...] | None:
         """The given times, or the bundle's own for so many steps; None where the shift makes them."""
-        sampler, steps = self.bundle.sampler, sampling.steps
+        sampler = self.bundle.sampler
         if options.timesteps is not None:
             return tuple(options.timesteps)
-        schedules = sampler.steps_of(sampling.solver).schedules
+        schedules = sampler.steps_of(solver).schedules
         if options.shift is None and denoise >= 1.0 and steps in schedules:
             return schedules[steps]
         if sampler.schedule is None or denoise <= DENOISE_MIN:
