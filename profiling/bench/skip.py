@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from engine_build.export.bundle_tables import table_text
 from profiling.provenance import provenance
 from runtime.base.errors import ConfigError
 from runtime.commands.terminal import print_table
@@ -152,8 +151,9 @@ def print_skips(console: Console, result: dict[str, Any]) -> None:
     if (best := result["best"]) is None:
         console.print(f"nothing is as near to all steps as {result['plain']} plain ones, in fewer rows")
         return
-    table = {"guidance_mode": best["mode"], "kept": {str(result["steps"]): list(best["kept"])}}
-    console.print("in bundle.toml:", table_text("sampler", table), sep="\n", markup=False)
+    kept = f"{{ {result['steps']} = {list(best['kept'])} }}"
+    lines = ("in bundle.toml:", "[sampler]", f'guidance_mode = "{best["mode"]}"', f"kept = {kept}")
+    console.print(*lines, sep="\n", markup=False, highlight=False)
 
 
 def _solver(pipeline: Pipeline) -> str:

@@ -57,7 +57,7 @@ def test_a_merged_condition_is_every_token_again_as_often_as_it_counts(values: l
         ({"denoise": float("nan")}, "denoise: expected"),
         ({"denoise": 0.5}, "denoise: below 1 needs a source"),
         ({"conditions": ()}, "conditions: needs at least one"),
-        ({"guidance_mode": "half"}, "guidance_mode: expected full, self or initialize"),
+        ({"guidance_mode": "half"}, "guidance_mode: expected full, alternate, self or initialize"),
         ({"solver": "heun"}, "solver: expected ode, sde, ab2 or jump"),
         ({"context": np.zeros((7, 2))}, "context: has 7 frames, the generation has 8"),
         ({"noise": np.zeros(8)}, "noise: expected 2 dimensions"),
