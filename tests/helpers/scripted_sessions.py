@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from helpers.live_clients import ready
+from helpers.panics import panic
 
 from runtime.base.errors import RequestError
 from runtime.config.codec import Latents
@@ -176,6 +177,8 @@ class ScriptedSession:
 
     @classmethod
     def restore(cls, snapshot: SessionSnapshot, model: LiveModel, now_s: float) -> Self:
+        if snapshot.meta.get("panics"):
+            panic()
         return cls("restored", model, Open(), now_s, token=snapshot.meta["token"])
 
 

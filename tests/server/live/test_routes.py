@@ -297,16 +297,6 @@ def test_no_message_harms_the_server(fuzzed: Served, messages: list[str | bytes]
         assert http.get("/health/live").status_code == 200
 
 
-def test_a_server_that_shuts_down_says_so(serve: Serve) -> None:
-    served = serve()
-    with player(served) as client:
-        client.open(prompts=[{"text": "a"}])
-        client.receive_until(is_audio)
-        served.server.drain()
-        closed, code = client.receive_end()
-    assert (closed.reason, closed.resumable, code) == ("shutdown", False, 1001)
-
-
 def test_a_model_without_a_codec_has_no_sessions(built: Callable[..., Deployment]) -> None:
     with serving(built(codec=False)) as served, player(served) as client, served.client() as http:
         problem(http.get("/v1/sessions"), 501, "no_codec")

@@ -380,6 +380,10 @@ class TestStore:
         assert store.ids() == ["a"]
 
 
+METHODS = (  # of a session
+    "attach", "handle", "due_s", "advance", "wanted_s", "snapshot", "playhead_sample", "is_current", "decoded",
+    "generation_finished",
+)  # fmt: skip
 WINDOW = DecodeWindow(0, 0, np.zeros((8, 8), np.float32), 0, 0, 9, 0, 0, 0)
 
 
@@ -392,25 +396,10 @@ def is_settled(host: SessionHost) -> bool:
 class TestDefects:
     """An error that nothing expects, in the work of one session."""
 
-    @pytest.mark.parametrize(
-        "method",
-        [
-            "attach",
-            "handle",
-            "due_s",
-            "advance",
-            "wanted_s",
-            "snapshot",
-            "playhead_sample",
-            "is_current",
-            "decoded",
-            "generation_finished",
-        ],
-    )
+    @pytest.mark.parametrize("method", METHODS)
     def test_of_a_session_ends_it_alone(self, method: str, drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
         driven = drive(store=Store())
-        bad, client = driven.open()
-        good, other = driven.open()
+        (bad, client), (good, other) = driven.open(), driven.open()
         setattr(bad, method, panic)
         for session in (bad, good):
             session.next_actions = [Commit(), WINDOW]
@@ -422,10 +411,7 @@ class TestDefects:
         assert client.of(Closed)[-1] == Closed(reason="internal", resumable=False)
         assert driven.host.stats().ended == {"internal": 1}
         (line,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-        assert (line.getMessage(), line.exc_info and line.exc_info[0]) == (
-            f"session {bad.id} has failed",
-            Panic,
-        )
+        assert (line.getMessage(), line.exc_info[0]) == (f"session {bad.id} has failed", Panic)
         driven.run(lambda: is_settled(driven.host))
         assert [info.id for info in driven.host.sessions()] == [good.id]
 
@@ -434,8 +420,7 @@ class TestDefects:
         self, owner: str, drive: Drive, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driven = drive()
-        bad, client = driven.open()
-        good, _ = driven.open()
+        (bad, client), (good, _) = driven.open(), driven.open()
         bad.wants = owner == "composer"
         bad.next_actions = [WINDOW]
         with monkeypatch.context() as patch:
@@ -486,17 +471,9 @@ class TestDefects:
         driven.post(session, SetControls(seq=1, values={}), reply=replies.append)
         assert [error.code for error in replies] == ["internal_error"]
 
-    def test_of_one_stored_session_leaves_the_others(
-        self, drive: Drive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_of_one_stored_session_leaves_the_others(self, drive: Drive, caplog: pytest.LogCaptureFixture) -> None:
         store = Store()
-        store.saved = {name: SessionSnapshot({"token": name}, {}) for name in ("a", "b")}
-        restored = ScriptedSession.restore
-        monkeypatch.setattr(
-            ScriptedSession,
-            "restore",
-            lambda snapshot, *given: panic() if snapshot.meta["token"] == "a" else restored(snapshot, *given),
-        )
+        store.saved = {"a": SessionSnapshot({"panics": True}, {}), "b": SessionSnapshot({"token": "b"}, {})}
         driven = drive(store=store)
         driven.run()
         assert [info.id for info in driven.host.sessions()] == ["b"]

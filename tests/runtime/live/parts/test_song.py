@@ -12,7 +12,6 @@ from helpers.simulated_form import FRAMES_PER_BAR, FRAMES_PER_CODE, SimulatedFor
 
 from runtime.base.errors import EngineError, RequestError
 from runtime.live.hosting.work import make_part
-from runtime.live.parts.outline import SongOutline
 from runtime.live.parts.song import MAX_EDITS, MAX_WAIT_S, SETTLE_S, STEP_S, SongMaker
 from runtime.live.playback.playhead import SessionClock
 from runtime.live.protocol import messages
@@ -35,15 +34,8 @@ def planned_session(seconds: float = 0.0, **changes: Any) -> Simulation:
     return simulation
 
 
-def outline(simulation: Simulation) -> SongOutline:
-    found = simulation.session.plan
-    assert found is not None
-    return found
-
-
 def maker(simulation: Simulation) -> SongMaker:
-    song = simulation.session.generations.mode.song
-    return song.maker
+    return simulation.session.generations.mode.song.maker
 
 
 def change_prompt(simulation: Simulation, seq: int = 1, text: str = "calm") -> None:
@@ -103,7 +95,7 @@ def test_generations_follow_the_plan_which_is_ahead_of_them(plan_s: float) -> No
     assert [hints[frame] for frame in range(len(hints))] == of_form(simulation, len(hints))
     assert simulation.session.playhead.underruns == 0
     canvas_end = max(job.segment.start_frame + job.segment.frames for job in simulation.jobs)
-    assert outline(simulation).end >= canvas_end + 64
+    assert simulation.session.plan.end >= canvas_end + 64
 
 
 def test_what_is_kept_of_a_plan_does_not_grow() -> None:
@@ -133,7 +125,7 @@ def test_an_edit_at_the_earliest_time_is_heard_in_full(
     simulation.handle(SetPlan(seq=1, start_s=start_s, **members))
     simulation.run(1.0)
     after, first = told(simulation), round(start_s * FRAME_RATE)
-    expected = {frame: simulation.planned(frame) for frame in range(first, outline(simulation).end)}
+    expected = {frame: simulation.planned(frame) for frame in range(first, simulation.session.plan.end)}
     simulation.run(start_s + 3.0 - simulation.now_s)
     hints = heard_hints(simulation)
     edited = [frame for frame in expected if frame in hints]
@@ -180,10 +172,10 @@ def test_a_refused_edit_changes_nothing(members: dict[str, Any], what: str) -> N
     simulation = planned_session(4.0)
     later_s = members.pop("later_s", 0.0)
     start_s = earliest_s(simulation, **members)
-    before = (outline(simulation).published, outline(simulation).end, len(simulation.jobs))
+    before = (simulation.session.plan.published, simulation.session.plan.end, len(simulation.jobs))
     with pytest.raises(RequestError, match=what):
         simulation.handle(SetPlan(seq=1, start_s=start_s + 3.6 + later_s if later_s else start_s, **members))
-    assert (outline(simulation).published, outline(simulation).end, len(simulation.jobs)) == before
+    assert (simulation.session.plan.published, simulation.session.plan.end, len(simulation.jobs)) == before
     simulation.set(1, guidance=4.0)
 
 
@@ -198,14 +190,14 @@ def test_prompts_say_which_layers_sound_in_each_section() -> None:
     first = round(start_s * FRAME_RATE)
     job = [job for job in simulation.jobs if job.segment.start_frame < first < job.segment.start_frame + 64][-1]
     row = first - job.segment.start_frame
-    prompts = section_prompts(outline(simulation).facts.spec, job.options.prompt, job.sections, 0, 64)
+    prompts = section_prompts(simulation.session.plan.facts.spec, job.options.prompt, job.sections, 0, 64)
     weights = {item.text: item.weight[row - 1 : row + 1] for item in prompts}
     assert weights == {"calm, drums": [1.0, 0.0], "calm, no drums": [0.0, 1.0]}
 
 
 def test_a_restored_plan_knows_what_codes_sound_beside_the_layers_of_a_section() -> None:
     simulation = planned_session(3.0)
-    plan = outline(simulation)
+    plan = simulation.session.plan
     plan.sections = tuple(replace(each, others=("bass",)) for each in plan.sections)
     session, now_s = simulation.session, simulation.now_s
     restored = LiveSession.restore(session.snapshot(now_s), session.model, now_s).plan
@@ -216,7 +208,6 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
     simulation = planned_session(4.0)
     for seq in (1, 2):
         at = simulation.playhead
-        assert at is not None
         before, sections = heard_hints(simulation), told(simulation).sections
         if seq == 1:
             change_prompt(simulation)
@@ -239,7 +230,7 @@ def test_another_prompt_or_tempo_plans_anew_what_is_not_heard() -> None:
 
 def test_right_after_another_prompt_no_more_is_planned_than_the_next_generation_needs() -> None:
     simulation = planned_session()
-    plan, timeline = outline(simulation), simulation.session.core.timeline
+    plan, timeline = simulation.session.plan, simulation.session.core.timeline
 
     def generations_ahead() -> float:
         return (plan.end - timeline.canvas.end) / 64
@@ -259,8 +250,7 @@ def test_a_reset_begins_a_new_plan() -> None:
     simulation = planned_session(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
-    origin = outline(simulation).origin
-    assert origin is not None
+    origin = simulation.session.plan.origin
     assert origin > 4.0 * FRAME_RATE
     (first,) = (section for section in told(simulation).sections if section.index == 0)
     assert first.start_s == origin / FRAME_RATE
@@ -276,7 +266,7 @@ def test_another_prompt_changes_a_plan_at_a_bar_wherever_that_plan_begins() -> N
     simulation = planned_session(4.0)
     simulation.handle(messages.Reset(seq=1))
     simulation.run(3.0)
-    plan, song = outline(simulation), maker(simulation)
+    plan, song = simulation.session.plan, maker(simulation)
     assert plan.origin
     bar = 11 * FRAMES_PER_BAR
     for frame, changed in ((bar, bar), (bar + 1, bar + 1 + -(bar + 1) % FRAMES_PER_CODE)):
@@ -388,7 +378,7 @@ def test_a_planner_that_is_too_slow_does_not_stop_the_music() -> None:
 def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: float) -> None:
     simulation = planned_session(8.0, plan_s=plan_s)
     change_prompt(simulation)
-    plan = outline(simulation)
+    plan = simulation.session.plan
     known = plan.end
     while plan.end >= known or simulation.flights:
         simulation.step()
@@ -398,7 +388,6 @@ def test_what_changes_while_a_plan_is_made_anew_does_not_wait_for_it(plan_s: flo
         simulation.step()
     assert simulation.now_s - changed_s < simulation.generation_s + 0.02
     incomplete = simulation.jobs[-1]
-    assert incomplete.hints is not None
     assert len(incomplete.hints) < incomplete.segment.frames
     simulation.run(8.0)
     hints = heard_hints(simulation)
@@ -460,7 +449,7 @@ def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
 
 def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_to_it() -> None:
     simulation = planned_session(4.0)
-    plan, song, form = outline(simulation), maker(simulation), simulation._form
+    plan, song, form = simulation.session.plan, maker(simulation), simulation._form
     assert form is not None
     start, later = plan.sections[-2].start_frame, plan.sections[-1].start_frame
     song.follow(GenerationOptions(prompt="calm"), start + 20)
@@ -507,15 +496,15 @@ def test_a_plan_is_not_made_without_a_client_and_goes_on_with_the_same_codes() -
     alone, left = planned_session(plan_s=0.5), planned_session(plan_s=0.5)
     for simulation in (alone, left):
         simulation.run(4.25)
-    made = outline(left).end
+    made = left.session.plan.end
     left.session.detach(left.now_s)
     left.run(MAX_WAIT_S + 5.0)
-    assert outline(left).end == made
+    assert left.session.plan.end == made
     assert not maker(left).is_late
     left.connect()
     for simulation in (alone, left):
         simulation.run(4.0)
-    end = min(outline(left).end, outline(alone).end)
+    end = min(left.session.plan.end, alone.session.plan.end)
     assert end > made
     frames = range(made - 50, end)
     assert [left.planned(frame) for frame in frames] == [alone.planned(frame) for frame in frames]
@@ -541,7 +530,7 @@ def test_a_client_that_was_away_is_told_which_edit_was_refused() -> None:
 
 def test_bars_begin_exactly_where_the_beat_does() -> None:
     simulation = planned_session()
-    plan = outline(simulation)
+    plan = simulation.session.plan
     simulation.run(1.0)
     first = plan.sections[0]
     length = 4 * 60.0 / 123.0 * FRAME_RATE
@@ -561,7 +550,7 @@ def test_bars_begin_exactly_where_the_beat_does() -> None:
 
 def test_a_bar_has_the_sixteenths_of_its_section() -> None:
     simulation = planned_session()
-    plan = outline(simulation)
+    plan = simulation.session.plan
     simulation.run(1.0)
     plan.sections = tuple(replace(plan.sections[0], sixteenths=sixteenths) for sixteenths in (16, 12, 0))
     plan.header = {**plan.header, "meter": "2/4"}  # of the newest song, and of sections that were stored without

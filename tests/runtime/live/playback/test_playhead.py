@@ -137,13 +137,6 @@ def test_an_empty_buffer_before_the_first_audio_is_no_dip() -> None:
     assert playhead.lead_s <= LEAD_START_S
 
 
-def test_a_stored_playhead_goes_on_at_its_position() -> None:
-    playhead = attached()
-    at(playhead, 1.0).ack(Ack(playhead_sample=100))
-    restored = Playhead.restore(at(playhead, 1.5).snapshot(), SessionClock(1.5), RATE)
-    assert (at(restored, 99.0).position, restored.sent_until, restored.is_attached) == (600, 600, False)
-
-
 def test_a_playhead_that_runs_faster_than_time_counts_as_twice_as_fast() -> None:
     playhead = attached(sent_until=100_000)
     for _ in range(10):

@@ -280,11 +280,7 @@ def test_the_schema_of_the_controls_is_the_member_schema() -> None:
 
 
 def test_each_wait_is_twice_as_long_up_to_the_longest() -> None:
-    assert [backoff_s(failures, 0.5, 3.0) for failures in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-
-
-def test_what_fails_for_days_is_still_tried_again() -> None:
-    assert backoff_s(100_000, 0.05, 30.0) == 30.0
+    assert [backoff_s(failures, 0.5, 3.0) for failures in (0, 1, 2, 3, 4, 100_000)] == [0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def test_the_limits_are_those_that_clients_know() -> None:

@@ -204,7 +204,6 @@ def test_a_later_change_does_not_wait_for_one_at_a_later_bar() -> None:
     sample = send(simulation, type="prompts", seq=1, items=[{"text": "b"}], at={"bars": 8})
     simulation.set(2, guidance=7.0)
     simulation.run(1.0)
-    assert simulation.playhead is not None
     assert simulation.playhead < sample
     assert heard(simulation, GUIDANCE)[-1] == 7.0
     applied = simulation.applied(1)

@@ -43,13 +43,11 @@ def is_silent(heard: NDArray[np.float32], channels: list[int]) -> bool:
 def test_a_layer_is_silent_soon_and_sounds_again_and_the_others_do_not_change(mode: str) -> None:
     simulation, other = playing(mode=mode), playing(mode=mode)
     begun = simulation.playhead
-    assert begun is not None
     for one in (simulation, other):
         if one is simulation:
             mute(one, 1, "drums")
         one.run(2.0)
     ended = simulation.playhead
-    assert ended is not None
     mute(simulation, 2)
     simulation.run(2.0)
     other.run(2.0)
@@ -147,7 +145,6 @@ def test_another_model_goes_on_without_the_layers_that_it_has() -> None:
     simulation = playing(muted=["bass", "drums"])
     snapshot = simulation.session.snapshot(simulation.now_s)
     layers = tuple(layer for layer in SPEC.layers if layer.name == "drums")
-    assert STEMMED.notes is not None
     spec = SPEC.model_copy(update={"layers": layers})
     other = replace(
         STEMMED, notes=replace(STEMMED.notes, spec=spec), identity=lambda: ModelIdentity("a" * 64, "float32")

@@ -118,7 +118,6 @@ def test_a_plan_has_the_sections_from_a_frame_on_at_their_place_on_the_canvas() 
     song = SongMaker(PLANNING, CLOCK, 64)
     song.restart(GenerationOptions(prompt=""), 1, 10)
     work = song.work(0, 0)
-    assert work.begin is not None
     form = SimulatedForm(work.begin)
     song.made(work.number, make_part(form, work))
     found = reports.plan(song.outline, 23, 25.0)
