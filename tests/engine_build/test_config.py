@@ -278,11 +278,6 @@ def test_an_overlap_of_a_whole_canvas_is_refused(tmp_path: Path, overlap: int) -
         load_request(tiny_deployment(tmp_path, overlap_frames=overlap))
 
 
-@pytest.mark.parametrize("parts", [{"context": False}, {"text_encoder": False}, {"codec": False}])
-def test_bundles_with_fewer_parts_are_fine(tmp_path: Path, parts: dict[str, Any]) -> None:
-    assert load_request(tiny_deployment(tmp_path, **parts)).bundle.name == "tiny"
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [

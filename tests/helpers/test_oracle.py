@@ -10,7 +10,7 @@ import pytest
 from helpers import oracle, parity
 from numpy.typing import NDArray
 
-from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.requests.request import Condition, GenerationRequest, StepParameters
 
 TOLERANCE = 4e-5
 SCENARIOS, INPUTS, EXPECTED = parity.load()
@@ -73,51 +73,3 @@ def test_the_error_falls_with_the_order_of_the_solver(solver: Any, order: int, s
 
     assert error(100) / error(200) == pytest.approx(2**order, rel=0.1)
     assert error(200) < {1: 0.03, 2: 1e-3}[order]
-
-
-def test_there_are_14_scenarios() -> None:
-    assert len(SCENARIOS) == 14
-
-
-def test_the_haar_transform_is_orthonormal() -> None:
-    x = np.random.default_rng(0).standard_normal((8, 3))
-    low, high = oracle.haar(x)
-    np.testing.assert_allclose(oracle.unhaar(low, high), x, atol=1e-12)
-    np.testing.assert_allclose((low**2).sum() + (high**2).sum(), (x**2).sum())
-
-
-def test_resampling_uses_half_pixel_centres() -> None:
-    np.testing.assert_allclose(oracle.resample([0, 1, 2, 3], 2)[:, 0], [0.5, 2.5])
-    np.testing.assert_allclose(oracle.resample([0, 1, 2], 2)[:, 0], [0.25, 1.75])
-    np.testing.assert_allclose(oracle.resample(0.3, 3)[:, 0], [0.3] * 3)
-
-
-def test_dcw_in_mode_high_is_driven_by_low() -> None:
-    x, y = np.random.default_rng(1).standard_normal((2, 7, 3))
-    high = oracle.correct(Dcw("high", high=0.4), x, y, 0.25)
-    double = oracle.correct(Dcw("double", low=0.0, high=0.4), x, y, 0.25)
-    np.testing.assert_allclose(high, double)
-    assert np.abs(high - x).max() > 0.01
-
-
-def test_a_condition_counts_in_its_range_of_steps_only() -> None:
-    request = requests("plain")[0]
-    tokens = request.conditions[0].tokens
-    early, late = Condition(tokens, end=0.5), Condition(tokens * 2, start=0.5)
-    seen: list[float] = []
-
-    def decode(x: oracle.F64, t: float, tokens: NDArray[np.float32], _: object) -> oracle.F64:
-        seen.append(float(tokens[0, 0]))
-        return x * 0
-
-    for k in (3, 4):
-        oracle.blend((early, late), decode, np.zeros((48, 64)), 0.5, k, request)
-    assert seen == [float(tokens[0, 0]), float(2 * tokens[0, 0])]
-    oracle.blend((Condition(tokens, start=0.9),), decode, np.zeros((48, 64)), 0.5, 0, request)
-    assert len(seen) == 3
-
-
-def test_guidance_one_changes_nothing() -> None:
-    v, negative, momentum = np.random.default_rng(2).standard_normal((3, 6, 4))
-    guided, _ = oracle.guide(v, negative, momentum, StepParameters(guidance=1.0))
-    np.testing.assert_allclose(guided, v)

@@ -353,14 +353,6 @@ def test_a_folder_that_cannot_be_made_is_an_error(path: Path) -> None:
         run(path)
 
 
-def test_other_targets_report_missing_packages(path: Path) -> None:
-    for target, package in (("cuda", "CUDA provider"), ("tensorrt", "package tensorrt")):
-        with pytest.raises(BuildError, match=package) as caught:
-            run(path, target=target)
-        assert f"tickrt[{target}]" in caught.value.fix
-    assert not (path.parent / ".engines").exists()
-
-
 def test_without_onnx_runtime_the_error_has_the_install_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match="not installed") as caught:

@@ -448,10 +448,6 @@ def test_on_a_cpu_a_graph_without_large_products_stays_as_it_is(tmp_path: Path) 
     assert (decided.products, decided.kept, decided.by_token) == (frozenset(), {}, True)
 
 
-def test_much_work_goes_before_a_smaller_error_of_little_work() -> None:
-    assert list(_within_budget({"much": 0.02, "little": 0.01}, {"much": 0.9, "little": 0.1}, 0.021)) == ["much"]
-
-
 def test_a_product_whose_error_is_no_number_is_not_in_8_bits() -> None:
     assert list(_within_budget({"broken": float("nan")}, {"broken": 1.0}, BUDGET)) == []
 

@@ -141,13 +141,6 @@ def test_a_result_that_is_not_finite_is_refused() -> None:
         recipe_error(graph_of(graph.model()), "fp16", [feed]).summary()
 
 
-def test_feeds_of_bundles_without_mask_context_or_text_encoder(tmp_path: Path) -> None:
-    bundle = load_bundle(tiny_bundle(tmp_path, context=False, mask=False, text_encoder=False, codec=False))
-    feeds = list(decoder_sample_states(bundle, read_graph(tmp_path / "decoder.onnx"), steps=2))
-    assert set(feeds[0]) == {"hidden_states", "timestep", "encoder_hidden_states"}
-    assert feeds[0]["encoder_hidden_states"].shape == (2, 8, 12)
-
-
 PARITY = TESTS / "data/tick_parity/decoder.onnx"
 
 Array = NDArray[np.float32]

@@ -130,15 +130,6 @@ def test_norms_time_embedding_and_output_are_in_full_precision() -> None:
     assert checked["proj_out_conv"] == 1
 
 
-def test_explain_agrees_with_the_rewritten_graph() -> None:
-    result = apply_recipe(decoder("demo"), "bf16")
-    view = GraphView(result)
-    tables = [node for node in view.nodes if any("scale_shift_table" in name for name in node.input)]
-    assert len(tables) == 5
-    for node in tables:
-        assert tensor_types(result, node, view) == {TensorProto.FLOAT}
-
-
 def test_every_product_of_the_trunk_is_low() -> None:
     """All 61 MatMuls of the demo decoder: projections, attention, feed-forward."""
     result = apply_recipe(decoder("demo"), "bf16")
@@ -367,11 +358,6 @@ def test_a_size_is_read_of_the_value_that_there_is() -> None:
         assert [node.op_type for node in rewritten(graph.model(), rule, "index").graph.node] == expected
 
 
-def test_a_constant_out_of_range_is_refused() -> None:
-    with pytest.raises(BuildError, match=r"'w' has values up to 1e\+05: out of fp16's range"):
-        rewritten(two_products(1e5), "product", "product")
-
-
 def test_large_constants_go_into_an_aligned_file(tmp_path: Path) -> None:
     weights = FileWeights(tmp_path, tmp_path / "weights.data")
     arrays = {name: np.full((40, 16), value, np.float16) for name, value in (("a", 1), ("b", 2))}
@@ -435,11 +421,6 @@ def test_graphs_that_would_mean_something_else_stay_at_their_opset(operator: str
     assert raised(model).opset_import[0].version == expected
 
 
-def test_scales_are_applied_before_moves() -> None:
-    kinds = [node.op_type for node in normalized(attention(), LIMIT, InlineWeights()).graph.node]
-    assert kinds.index("Mul") < kinds.index("Transpose")
-
-
 @pytest.mark.parametrize(
     ("case", "first"),
     [
@@ -469,13 +450,6 @@ def test_a_scale_passes_moves_whose_values_nothing_else_reads(case: str, first: 
     before, after = (ort.InferenceSession(each.SerializeToString()).run(None, feeds) for each in (model, result))
     for one, other in zip(before, after, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6)
-
-
-def test_masks_are_bounded() -> None:
-    weights = InlineWeights()
-    result = normalized(attention(), LIMIT, weights)
-    (mask,) = [tensor for tensor in result.graph.initializer if tensor.name == "lowest.bounded"]
-    assert weights.read(mask).min() == -LIMIT
 
 
 def test_constants_stored_in_16_bits_become_float32() -> None:

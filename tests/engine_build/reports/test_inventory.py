@@ -213,12 +213,6 @@ def test_clean_removes_engines_and_leftovers_only(path: Path, plan: Path) -> Non
     assert plan.exists()
 
 
-def test_clean_removes_empty_folders(path: Path, plan: Path) -> None:
-    assert invoke("clean", path, "-y").exit_code == 0
-    assert not load_deployment(path).engines.exists()
-    assert path.exists()
-
-
 def test_clean_removes_kernels_that_were_compiled_for_the_engines(path: Path, plan: Path) -> None:
     engines = load_deployment(path).engines
     kernels = [engines / f"{name}.1.7.1.116-sm89.kernels" for name in ("tensorrt", "tensorrt-rtx")]
@@ -477,10 +471,3 @@ def test_libraries_that_do_not_load_are_reported(dry: Path, tmp_path: Path, monk
     found = probe_environment("tensorrt", read_options(load_deployment(dry)))
     assert found.missing is not None
     assert "its libraries do not load: libnvinfer.so.11" in found.missing.what
-
-
-def test_the_cpu_still_needs_the_bundle(dry: Path) -> None:
-    (dry.parent / "tiny").rename(dry.parent / "elsewhere")
-    result = CliRunner().invoke(app, [str(dry), "--dry-run"])
-    assert result.exit_code == 2
-    assert "no bundle at" in result.stderr

@@ -115,31 +115,24 @@ def test_the_real_bindings_take_our_arguments() -> None:
     assert sum("cudaErrorInsufficientDriver" in line for line in lines) == 22
 
 
-@pytest.mark.parametrize(
-    "code", ["IllegalAddress", "LaunchFailure", "ECCUncorrectable", "HardwareStackError", "Unknown"]
-)
-def test_sticky_statuses_raise_engine_dead(machine: Machine, code: str) -> None:
-    assert raised_for(f"cudaError{code}") is EngineDeadError
+STATUSES: dict[type[EngineError], tuple[str, ...]] = {
+    EngineDeadError: ("IllegalAddress", "LaunchFailure", "ECCUncorrectable", "HardwareStackError", "Unknown"),
+    EngineError: ("InvalidValue", "NotSupported", "StreamCaptureInvalidated", "InvalidResourceHandle"),
+    OutOfMemoryError: ("MemoryAllocation",),
+}
 
 
-@pytest.mark.parametrize("code", ["InvalidValue", "NotSupported", "StreamCaptureInvalidated", "InvalidResourceHandle"])
-def test_other_statuses_raise_engine_error(machine: Machine, code: str) -> None:
-    assert raised_for(f"cudaError{code}") is EngineError
-
-
-def test_a_failed_allocation_raises_out_of_memory(machine: Machine) -> None:
-    assert raised_for("cudaErrorMemoryAllocation") is OutOfMemoryError
-
-
-def raised_for(code: str) -> type[EngineError]:
-    """The class of the error for a status; its text must name the status."""
+def test_a_status_is_an_error_that_names_it(machine: Machine) -> None:
+    """Of a lost device where nothing clears it."""
     from cuda.bindings import runtime
 
     from runtime.devices import cuda_calls
 
-    with pytest.raises(EngineError, match=f"doing something: {code}") as caught:
-        cuda_calls.check((runtime.cudaError_t[code],), "doing something")
-    return caught.type
+    for kind, names in STATUSES.items():
+        for code in (f"cudaError{name}" for name in names):
+            with pytest.raises(EngineError, match=f"doing something: {code}") as caught:
+                cuda_calls.check((runtime.cudaError_t[code],), "doing something")
+            assert caught.type is kind, code
 
 
 def test_every_sticky_status_exists(machine: Machine) -> None:

@@ -204,69 +204,39 @@ def test_files_of_peft_and_diffusers_have_the_weights_that_peft_computes() -> No
     check_deltas(ROOT / "tests" / "data" / "adapters")
 
 
-def broken(tmp_path: Path, spec: AdapterSpec, kind: str) -> Path:
-    """An adapter that does not fit."""
-    factors = random_factors(spec, 4, seed=1)
-    a, b = f"{IN}.lora_A.weight", f"{IN}.lora_B.weight"
-    config: dict[str, Any] = {}
-    metadata: dict[str, str] = {}
-    match kind:
-        case "name":
-            factors["layers.7.in.lora_A.weight"] = factors.pop(a)
-        case "shape":
-            factors[a] = np.zeros((4, 9), np.float32)
-        case "rank":
-            config["r"] = 3
-        case "half":
-            del factors[b]
-        case "dora":
-            factors[f"{IN}.lora_magnitude_vector"] = np.ones(4, np.float32)
-        case "magnitude":
-            factors[f"{IN}.parametrizations.weight.0.magnitude"] = np.ones(16, np.float32)
-        case "bias":
-            factors[f"{IN}.lora_B.bias"] = np.ones(16, np.float32)
-        case "dtype":
-            factors[a] = factors[a].astype(np.float64)  # type: ignore[assignment]
-        case "nan":
-            factors[a][0, 0] = np.nan
-        case "kind":
-            config["peft_type"] = "LOHA"
-        case "alpha":
-            config["lora_alpha"] = "8"
-        case "large":
-            config["lora_alpha"] = 10**400
-        case "patterns":
-            config["rank_pattern"] = 4
-        case "lookahead":
-            config["alpha_pattern"] = {"(?=in)": 3}
-        case "words":
-            metadata["trigger_words"] = "[" * 5000
-    return write_peft(tmp_path / "broken", factors, metadata, **config)
+LORA_A, LORA_B = f"{IN}.lora_A.weight", f"{IN}.lora_B.weight"
+RIGHT = np.ones((4, 8), np.float32)
+# Tensors that are added, or taken out, the configuration, and what is said.
+MISFITS: dict[str, tuple[dict[str, NDArray[Any] | None], dict[str, Any], str]] = {
+    "name": ({LORA_A: None, "layers.7.in.lora_A.weight": RIGHT}, {}, r"layers\.7\.in.*\[adapters\]"),
+    "shape": ({LORA_A: np.ones((4, 9), "f4")}, {}, r"layers\.0\.in\.lora_A\.weight.*\[4, 9\].*\[4, 8\]"),
+    "rank": ({}, {"r": 3}, r"lora_A\.weight.*\[4, 8\].*\[3, 8\]"),
+    "half": ({LORA_B: None}, {}, r"no lora_B of layers\.0\.in"),
+    "DoRA": ({f"{IN}.lora_magnitude_vector": RIGHT[:, 0]}, {}, "DoRA.*lora_magnitude_vector"),
+    "magnitude": ({f"{IN}.parametrizations.weight.0.magnitude": RIGHT[0]}, {}, r"DoRA.*weight\.0\.magnitude"),
+    "bias": ({f"{IN}.lora_B.bias": RIGHT[0]}, {}, r"lora_B\.bias"),
+    "dtype": ({LORA_A: np.ones((4, 8))}, {}, "F64.*expected F32, F16 or BF16"),
+    "NaN": ({LORA_A: np.array([[np.nan] + [1.0] * 7] * 4, "f4")}, {}, "not finite"),
+    "kind": ({}, {"peft_type": "LOHA"}, "LOHA.*expected a LoRA"),
+    "alpha": ({}, {"lora_alpha": "8"}, "lora_alpha.*expected a number above 0"),
+    "large alpha": ({}, {"lora_alpha": 10**400}, "lora_alpha.*expected a number above 0, at most 1000000"),
+    "patterns": ({}, {"rank_pattern": 4}, "rank_pattern is '4', expected a JSON object"),
+    "look-ahead": (
+        {},
+        {"alpha_pattern": {"(?=in)": 3}},
+        r"alpha_pattern '\(\?=in\)': error: look-around.* not supported",
+    ),
+    "words": ({}, {"metadata": {"trigger_words": "[" * 5000}}, "trigger_words is not a JSON list"),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("name", r"layers\.7\.in.*\[adapters\]"),
-        ("shape", r"layers\.0\.in\.lora_A\.weight.*\[4, 9\].*\[4, 8\]"),
-        ("rank", r"lora_A\.weight.*\[4, 8\].*\[3, 8\]"),
-        ("half", r"no lora_B of layers\.0\.in"),
-        ("dora", "DoRA.*lora_magnitude_vector"),
-        ("magnitude", r"DoRA.*weight\.0\.magnitude"),
-        ("bias", r"lora_B\.bias"),
-        ("dtype", "F64.*expected F32, F16 or BF16"),
-        ("nan", "not finite"),
-        ("kind", "LOHA.*expected a LoRA"),
-        ("alpha", "lora_alpha.*expected a number above 0"),
-        ("large", "lora_alpha.*expected a number above 0, at most 1000000"),
-        ("patterns", "rank_pattern is '4', expected a JSON object"),
-        ("lookahead", r"alpha_pattern '\(\?=in\)': error: look-around.* not supported"),
-        ("words", "trigger_words is not a JSON list"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(kind: str, message: str, spec: AdapterSpec, tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=message):
-        read_adapter(broken(tmp_path, spec, kind), spec)
+@pytest.mark.parametrize("kind", MISFITS)
+def test_what_does_not_fit_is_refused_by_name(kind: str, spec: AdapterSpec, tmp_path: Path) -> None:
+    changes, config, says = MISFITS[kind]
+    changed = {**random_factors(spec, 4, seed=1), **changes}
+    factors = {name: values for name, values in changed.items() if values is not None}
+    with pytest.raises(AdapterError, match=says):
+        read_adapter(write_peft(tmp_path / "broken", factors, **config), spec)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\x10" + b"\0" * 7 + b"{" * 16, b"\x02" + b"\0" * 7 + b"{}"])
@@ -414,11 +384,6 @@ def test_a_deployment_with_adapters_needs_a_bundle_that_takes_them(tmp_path: Pat
 
 FACTORS = np.zeros((12, 8), np.float32)
 MANY = {name: Adapter(name, FACTORS, FACTORS) for name in ("soft", "hard")}
-
-
-def test_adapters_of_strength_0_are_not_used() -> None:
-    (use,) = AdapterCatalog(MANY, 16).uses({"soft": 0.7, "hard": 0.0})
-    assert (use.adapter.id, use.strength) == ("soft", 0.7)
 
 
 def test_unknown_adapters_are_refused() -> None:
