@@ -420,20 +420,6 @@ def test_what_was_heard_stays_when_a_write_comes_late() -> None:
     assert (frames == -5.0).any()
 
 
-def test_prompts_become_weighted_prompts_and_fade() -> None:
-    simulation = playing(prompts=[LivePrompt(text="a")])
-    simulation.handle(
-        messages.SetPrompts(seq=1, items=[LivePrompt(text="b", weight=2.0)], ramp_ms=500),
-    )
-    simulation.run(0.3)
-    halfway = simulation.jobs[-1].options.prompt
-    assert {item.text for item in halfway} == {"a", "b"}
-    simulation.run(1.0)
-    (last,) = simulation.jobs[-1].options.prompt
-    assert (last.text, last.weight) == ("b", 2.0)
-    assert simulation.chunks[-1][0].full_seq == 1
-
-
 def test_a_failed_generation_is_reported_once_and_tried_again() -> None:
     simulation = playing()
     simulation.fails_next = True
