@@ -192,7 +192,7 @@ def skip(
     steps: Annotated[int, typer.Option(min=6, help="All steps of the model.")] = 50,
     plain: Annotated[int, typer.Option(min=5, help="As near as so many plain steps is near enough.")] = 30,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What to try, once per prompt. Default: four styles.")
+        list[str] | None, typer.Option(help="What to try, once per prompt. Default: eight styles.")
     ] = None,
 ) -> None:
     """Find which of many steps can be left out: the fewest rows that are as near to all steps as --plain steps."""

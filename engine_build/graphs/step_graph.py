@@ -234,8 +234,7 @@ def _negative(graph: GraphWriter, inputs: _Inputs, channels: int) -> str:
         return fresh
     with graph.scope("rcfg"):
         negative = graph.op("Where", inputs.column("use_cached_negative"), inputs["cached_negative_velocity"], fresh)
-    graph.output("next_cached_negative_velocity", negative, ("slots", "frames", channels))
-    return "next_cached_negative_velocity"
+    return _state(graph, "cached_negative_velocity", negative, channels)
 
 
 def _kept(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:
@@ -244,8 +243,13 @@ def _kept(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -
         return difference
     with graph.scope("alternate"):
         kept = graph.op("Where", inputs.column("keeps_difference"), inputs["kept_difference"], difference)
-    graph.output("next_kept_difference", kept, ("slots", "frames", channels))
-    return "next_kept_difference"
+    return _state(graph, "kept_difference", kept, channels)
+
+
+def _state(graph: GraphWriter, name: str, value: str, channels: int) -> str:
+    """The value of a state `[S,T,C]` behind the step."""
+    graph.output(f"next_{name}", value, ("slots", "frames", channels))
+    return f"next_{name}"
 
 
 def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -> str:
@@ -253,8 +257,7 @@ def _momentum(graph: GraphWriter, inputs: _Inputs, difference: str, channels: in
     with graph.scope("momentum"):
         kept = graph.op("Mul", inputs.column("momentum"), inputs["momentum_state"])
         momentum = graph.op("Add", difference, kept)
-    graph.output("next_momentum_state", momentum, ("slots", "frames", channels))
-    return "next_momentum_state"
+    return _state(graph, "momentum_state", momentum, channels)
 
 
 def _limit(graph: GraphWriter, difference: str, rule: GuidanceSpec) -> str:
@@ -301,7 +304,7 @@ def _extrapolate(graph: GraphWriter, inputs: _Inputs, velocity: str, channels: i
     with graph.scope("ab2"):
         change = graph.op("Sub", velocity, inputs["previous_velocity"])
         extrapolated = graph.op("Add", velocity, graph.op("Mul", inputs.column("extrapolation"), change))
-    graph.output("next_previous_velocity", velocity, ("slots", "frames", channels))
+    _state(graph, "previous_velocity", velocity, channels)
     return extrapolated
 
 

@@ -1,6 +1,6 @@
 """Which steps a model can leave out: the fewest rows that stay as near to all of its steps as fewer plain steps do.
 
-Steps that are left out are extrapolated, see `timesteps.skipped`; guidance is computed in every kept step, or in every
+Steps that are left out are extrapolated, see `timesteps.leave_out`; guidance is computed in every kept step, or in every
 second one.
 """
 
@@ -23,10 +23,13 @@ from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from runtime.requests.curves import Array
 from runtime.requests.options import parse_options
 from runtime.requests.request import GenerationRequest, GuidanceMode
-from runtime.requests.timesteps import schedule, skipped
+from runtime.requests.timesteps import leave_out, schedule
 from runtime.tick.loop.events import Event, Failed, Finished
 
-PROMPTS = ("calm piano melody", "rock with drums and electric guitar", "techno, 128 bpm", "strings and choir")
+PROMPTS = (
+    "calm piano melody", "rock with drums and electric guitar", "techno, 128 bpm", "strings and choir",
+    "lo-fi hip hop beats", "jazz with piano chords, upright bass and saxophone", "trance at 138 bpm", "solo drums",
+)  # fmt: skip
 FIRST_SEED = 4200
 MODES: tuple[GuidanceMode, ...] = ("full", "alternate")
 # Of a pattern: how many steps are kept at first, and one of how many from there on.
@@ -35,7 +38,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True)
-class Choice:
+class KeptSteps:
     """Steps that are kept, with the rows of a generation and its distance to all steps: |x - x*| / |x*|, the mean."""
 
     kept: tuple[int, ...]
@@ -67,12 +70,12 @@ class Trials:
         requests = [replace(each, timesteps=given, extrapolation=None, guidance_mode="full") for each in made]
         return cls(pipeline, requests, times, _latents(pipeline, requests))
 
-    def plain(self, steps: int) -> Choice:
+    def plain(self, steps: int) -> KeptSteps:
         """So many steps of the solver, evenly spread."""
         times = tuple(_times(self.pipeline, steps)[:-1].tolist())
         return self._choice([replace(each, timesteps=times) for each in self.requests], (), "full")
 
-    def kept(self, kept: tuple[int, ...], mode: GuidanceMode) -> Choice:
+    def kept(self, kept: tuple[int, ...], mode: GuidanceMode) -> KeptSteps:
         """The same solver with steps left out."""
         return self._choice([self._without(each, kept, mode) for each in self.requests], kept, mode)
 
@@ -81,14 +84,14 @@ class Trials:
         return _rows(self._without(self.requests[0], kept, mode))
 
     def _without(self, request: GenerationRequest, kept: tuple[int, ...], mode: GuidanceMode) -> GenerationRequest:
-        times, factors = skipped(self.times, kept, is_multistep=request.solver == "ab2")
+        times, factors = leave_out(self.times, kept, is_multistep=request.solver == "ab2")
         return replace(request, guidance_mode=mode, timesteps=times, extrapolation=factors)
 
-    def _choice(self, requests: list[GenerationRequest], kept: tuple[int, ...], mode: GuidanceMode) -> Choice:
+    def _choice(self, requests: list[GenerationRequest], kept: tuple[int, ...], mode: GuidanceMode) -> KeptSteps:
         found = _latents(self.pipeline, requests)
         pairs = zip(found, self.full, strict=True)
         distance = float(np.mean([np.linalg.norm(x - all_) / np.linalg.norm(all_) for x, all_ in pairs]))
-        return Choice(kept, mode, _rows(requests[0]), distance)
+        return KeptSteps(kept, mode, _rows(requests[0]), distance)
 
 
 def measure_skips(deployment: Deployment, steps: int, plain: int, prompts: Sequence[str] = PROMPTS) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def measure_skips(deployment: Deployment, steps: int, plain: int, prompts: Seque
     }  # fmt: skip
 
 
-def tried_choices(trials: Trials, usual: Choice) -> Iterator[Choice]:
+def tried_choices(trials: Trials, usual: KeptSteps) -> Iterator[KeptSteps]:
     """Choices with fewer rows than the plain steps, the cheapest first, up to the first that is as near as they are."""
     steps = len(trials.times) - 1
     patterns = {dense_then_every(steps, dense, stride) for dense in DENSE if dense < steps for stride in STRIDES}

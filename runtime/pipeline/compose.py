@@ -25,7 +25,7 @@ from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequ
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Segment, masked_frames, requested_mask, step_parameters
 from runtime.requests.tasks import is_cover, task_of
-from runtime.requests.timesteps import log_snr_schedule, schedule, skipped
+from runtime.requests.timesteps import log_snr_schedule, schedule, leave_out
 from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"
@@ -248,7 +248,7 @@ class RequestComposer:
             return times, None
         shift = self.bundle.sampler.shift
         every = schedule(sampling.steps, shift=shift) if times is None else np.array([*times, 0.0], np.float32)
-        return skipped(every, sampling.kept, is_multistep=sampling.solver == "ab2")
+        return leave_out(every, sampling.kept, is_multistep=sampling.solver == "ab2")
 
     def all_times(
         self, options: GenerationOptions, steps: int, solver: str, denoise: float = 1.0

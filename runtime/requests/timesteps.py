@@ -57,7 +57,7 @@ def extrapolation(times: NDArray[np.float32]) -> NDArray[np.float32]:
     return found
 
 
-def skipped(
+def leave_out(
     times: NDArray[np.float32], kept: Sequence[int], *, is_multistep: bool
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of a schedule `[K + 1]` the times of the steps that are kept, and how far each extrapolates its velocity.

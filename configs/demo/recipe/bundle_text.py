@@ -159,6 +159,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
             "6": [1.0, 0.9557, 0.8872, 0.767, 0.6136, 0.3835],
             "10": [1.0, 0.9673, 0.926, 0.8858, 0.8287, 0.7466, 0.6631, 0.5584, 0.424, 0.2091],
         },
+        "kept": {"50": [*range(11), *range(13, 50, 3)]},  # found by tickrt-bench skip configs/demo.toml
         "solver": "ab2",
         "guidance": 3.0,
         "denoise": 1.0,
@@ -243,8 +244,8 @@ def jumps(decoder: onnx.ModelProto) -> bool:
 
 def _jump_tables() -> dict[str, dict[str, Any]]:
     """The tables of a decoder that jumps: what it is without is what it falls back to."""
-    velocity = {name: _TABLES["sampler"][name] for name in ("solver", "steps", "live_steps", "schedules")}
-    jumps = {"solver": "jump", "steps": 6, "live_steps": 4, "schedules": {}}
+    velocity = {name: _TABLES["sampler"][name] for name in ("solver", "steps", "live_steps", "schedules", "kept")}
+    jumps = {"solver": "jump", "steps": 6, "live_steps": 4, "schedules": {}, "kept": {}}
     return {
         "decoder": _TABLES["decoder"] | {"jump_guidance": [1.0, 6.0]},
         "decoder.inputs": INPUTS | JUMP_INPUTS,

@@ -30,6 +30,8 @@ from configs.demo.recipe.train import WEIGHT_TIME
 SHORTEST_JUMP: Final = 0.04
 LONGEST_JUMP: Final = 0.4
 SHORTEST_OWN: Final = 0.12
+# Below this time an error of the clean latents counts no more than at it: early errors grow on the way.
+JUMP_WEIGHT_TIME: Final = 0.6
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Distiller:
         t, r = start[:, None, None], stop[:, None, None]
         wanted = state - t * (state - target) / (t - r)
         found = self.student.jump_clean(state, (start, stop), *given)
-        return torch.mean(solutions.weight[rows] * ((found - wanted) / t.clamp(min=WEIGHT_TIME)) ** 2)
+        return torch.mean(solutions.weight[rows] * ((found - wanted) / t.clamp(min=JUMP_WEIGHT_TIME)) ** 2)
 
     def base_loss(self, solutions: Solutions, rng: np.random.Generator, size: int) -> Tensor:
         """Of the velocity at r = t without guidance, at the same states: what it was before, also without prompt."""

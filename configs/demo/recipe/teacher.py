@@ -144,14 +144,18 @@ def shifted(times: Tensor) -> Tensor:
     return SHIFT * times / (1.0 + (SHIFT - 1.0) * times)
 
 
-def guided(positive: Tensor, negative: Tensor, momentum: Tensor, guidance: Tensor) -> tuple[Tensor, Tensor]:
-    """Adaptive projected guidance as the step graph has it, and the new momentum."""
-    momentum = positive - negative + float(APG.momentum or 0.0) * momentum
-    norm = momentum.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    change = momentum * (float(APG.norm_limit or math.inf) / norm).clamp(max=1.0)
+def guided(positive: Tensor, negative: Tensor, guidance: Tensor) -> Tensor:
+    """Adaptive projected guidance as it is with many steps.
+
+    Its momentum M <- d + mu M has then reached d / (1 - mu): a velocity that depends on nothing but the latents and the
+    time, whose solutions are those of the step graph with many steps.
+    """
+    change = (positive - negative) / (1.0 - float(APG.momentum or 0.0))
+    norm = change.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    change = change * (float(APG.norm_limit or math.inf) / norm).clamp(max=1.0)
     unit = positive / positive.norm(dim=1, keepdim=True).clamp(min=1e-12)
     change = change - (change * unit).sum(dim=1, keepdim=True) * unit
-    return positive + (guidance - 1.0) * change, momentum
+    return positive + (guidance - 1.0) * change
 
 
 def with_known(state: Tensor, time: Tensor, noise: Tensor, context: Tensor) -> Tensor:
@@ -176,7 +180,7 @@ def solve(
     first = grid[0][:, None, None]
     state = first * noise + (1.0 - first) * clean
     adapter = 0 if adapters is None else adapters.draw(rng)
-    states, momentum, before = [], torch.zeros_like(state), None
+    states, before = [], None
     for index in range(steps):
         now, then = grid[index][:, None, None], grid[index + 1][:, None, None]
         state = with_known(state, now, noise, context)
@@ -184,7 +188,7 @@ def solve(
         twice = [torch.cat([each, each]) for each in (state, grid[index], tokens)]
         sides = parts.velocity(*twice, torch.cat([keep, negative]), torch.cat([context, context]))
         positive, opposite = sides.chunk(2)
-        velocity, momentum = guided(positive, opposite, momentum, guidance[:, None, None])
+        velocity = guided(positive, opposite, guidance[:, None, None])
         taken, length = velocity, then - now
         if before is not None and index < steps - 1:
             at_middle = (before[1] + length / 2) / before[1]

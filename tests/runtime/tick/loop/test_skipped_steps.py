@@ -13,7 +13,7 @@ from helpers.backends import CPU, Backend
 from helpers.generations import CONDITIONS, CONTEXT, GUIDED, C, Inbox, make, run_all
 
 from runtime.engines.engine import run_once
-from runtime.requests.timesteps import noise, schedule, skipped
+from runtime.requests.timesteps import noise, schedule, leave_out
 from runtime.tick.loop.tick_loop import TickLoop
 
 FRAMES, STEPS, SHIFT = 32, 10, 2.0
@@ -59,7 +59,7 @@ def solved(loop: TickLoop, seed: int, kept: Sequence[int], *, is_multistep: bool
 @pytest.mark.parametrize("solver", ["ode", "ab2"])
 def test_it_is_the_solver_that_takes_all_steps(solver: Any, kept: tuple[int, ...], loops: Loops) -> None:
     loop, is_multistep = loops(**EVERY), solver == "ab2"
-    times, factors = skipped(schedule(STEPS, shift=SHIFT), kept, is_multistep=is_multistep)
+    times, factors = leave_out(schedule(STEPS, shift=SHIFT), kept, is_multistep=is_multistep)
     request = make("a", FRAMES, solver=solver, timesteps=times, extrapolation=factors)
     found = run_all(loop, request).latents("a")
     np.testing.assert_allclose(found, solved(loop, request.seed, kept, is_multistep=is_multistep), atol=1e-4)
@@ -68,7 +68,7 @@ def test_it_is_the_solver_that_takes_all_steps(solver: Any, kept: tuple[int, ...
 @pytest.mark.parametrize("solver", ["ode", "ab2"])
 def test_where_all_are_kept_it_is_the_solver_itself(solver: Any, loops: Loops) -> None:
     loop, times = loops(**EVERY), schedule(STEPS, shift=SHIFT)
-    given, factors = skipped(times, range(STEPS), is_multistep=solver == "ab2")
+    given, factors = leave_out(times, range(STEPS), is_multistep=solver == "ab2")
     plain = make("a", FRAMES, solver=solver, timesteps=given)
     every = make("a", FRAMES, solver=solver, timesteps=given, extrapolation=factors)
     np.testing.assert_allclose(run_all(loop, every).latents("a"), run_all(loop, plain).latents("a"), atol=1e-6)
