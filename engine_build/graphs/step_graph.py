@@ -18,8 +18,7 @@ from runtime.config.sampler import APG, GuidanceSpec
 from runtime.engines.engine import variant_name
 from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES, TickTensor, rows_inputs, step_inputs
 
-BLEND_EPSILON = 1e-8
-NORM_EPSILON = 1e-12
+BLEND_EPSILON, NORM_EPSILON = 1e-8, 1e-12
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -138,7 +137,8 @@ def _velocity(graph: GraphWriter, inputs: _Inputs, side: str) -> str:
         rows = inputs[f"{side}_rows"]
         if f"{side}_weights" in inputs:
             return _blend(graph, inputs["velocity"], rows, inputs[f"{side}_weights"])
-        return graph.op("Gather", inputs["velocity"], _squeeze(graph, rows, 1), axis=0)
+        only = graph.op("Squeeze", rows, graph.constant([1], np.int64))
+        return graph.op("Gather", inputs["velocity"], only, axis=0)
 
 
 def _blend(graph: GraphWriter, velocity: str, rows: str, weights: str) -> str:
@@ -242,8 +242,8 @@ def _kept(graph: GraphWriter, inputs: _Inputs, difference: str, channels: int) -
     if "keeps_difference" not in inputs:
         return difference
     with graph.scope("alternate"):
-        kept = graph.op("Where", inputs.column("keeps_difference"), inputs["kept_difference"], difference)
-    return _state(graph, "kept_difference", kept, channels)
+        difference = graph.op("Where", inputs.column("keeps_difference"), inputs["kept_difference"], difference)
+    return _state(graph, "kept_difference", difference, channels)
 
 
 def _state(graph: GraphWriter, name: str, value: str, channels: int) -> str:
@@ -448,7 +448,3 @@ def _length(graph: GraphWriter, frames: str) -> str:
 
 def _unsqueeze(graph: GraphWriter, value: str, *axes: int) -> str:
     return graph.op("Unsqueeze", value, graph.constant(axes, np.int64))
-
-
-def _squeeze(graph: GraphWriter, value: str, axis: int) -> str:
-    return graph.op("Squeeze", value, graph.constant([axis], np.int64))

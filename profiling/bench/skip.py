@@ -1,7 +1,7 @@
 """Which steps a model can leave out: the fewest rows that stay as near to all of its steps as fewer plain steps do.
 
-Steps that are left out are extrapolated, see `timesteps.leave_out`; guidance is computed in every kept step, or in every
-second one.
+Steps that are left out are extrapolated, see `timesteps.leave_out`; guidance is computed in every kept step, or in
+every second one.
 """
 
 from __future__ import annotations

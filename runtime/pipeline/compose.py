@@ -25,7 +25,7 @@ from runtime.requests.request import DENOISE_MIN, Condition, Dcw, GenerationRequ
 from runtime.requests.seeds import draw_seed
 from runtime.requests.segments import Segment, masked_frames, requested_mask, step_parameters
 from runtime.requests.tasks import is_cover, task_of
-from runtime.requests.timesteps import log_snr_schedule, schedule, leave_out
+from runtime.requests.timesteps import leave_out, log_snr_schedule, schedule
 from runtime.requests.torch_noise import torch_noise
 
 SEND_CONDITION = "--condition FILE on the command line, `condition` in Python, a form's part `condition` over HTTP"

@@ -13,7 +13,7 @@ from helpers.backends import CPU, Backend
 from helpers.generations import CONDITIONS, CONTEXT, GUIDED, C, Inbox, make, run_all
 
 from runtime.engines.engine import run_once
-from runtime.requests.timesteps import noise, schedule, leave_out
+from runtime.requests.timesteps import leave_out, noise, schedule
 from runtime.tick.loop.tick_loop import TickLoop
 
 FRAMES, STEPS, SHIFT = 32, 10, 2.0
