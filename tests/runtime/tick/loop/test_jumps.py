@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.backends import CPU, Backend
+from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, Inbox, expected_latents, make, rand, run_all
 
 from runtime.base.errors import RequestError
@@ -29,8 +29,12 @@ VELOCITIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def backend() -> Backend:
-    return CPU
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = getattr(request, "param", CPU)
+    return wanted
+
+
+ALSO_SIMULATED = pytest.mark.parametrize("backend", [CPU, SIMULATED[0]], indirect=True, ids=str)
 
 
 def close(found: Any, wanted: Any) -> None:
@@ -81,6 +85,7 @@ def test_what_is_not_built_in_takes_a_row_for_each_side(name: str, loops: Loops)
     close(inbox.latents("a"), expected_latents(loop, request))
 
 
+@ALSO_SIMULATED
 def test_jumps_and_velocities_share_their_executes(loops: Loops) -> None:
     """What one slot of a tick does changes nothing of the others'."""
     loop = loops(**JUMPS)
@@ -102,6 +107,7 @@ def test_jumps_and_velocities_share_their_executes(loops: Loops) -> None:
         np.testing.assert_allclose(together.latents(request.id), alone, atol=2e-6)
 
 
+@ALSO_SIMULATED
 def test_a_session_that_asks_for_more_than_a_jump_can_goes_on_with_velocities(loops: Loops) -> None:
     loop = loops(**JUMPS)
     inbox = Inbox()

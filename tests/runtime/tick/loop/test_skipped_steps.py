@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import Loops
 from helpers import oracle
-from helpers.backends import CPU, Backend
+from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import CONDITIONS, CONTEXT, GUIDED, C, Inbox, make, run_all
 
 from runtime.engines.engine import run_once
@@ -22,8 +22,12 @@ KEPT = ((0, 1, 2, 5, 9), (0, 2, 4, 6, 8), (0, 3, 4, 5), (0, 9), (0,))
 
 
 @pytest.fixture
-def backend() -> Backend:
-    return CPU
+def backend(request: pytest.FixtureRequest) -> Backend:
+    wanted: Backend = getattr(request, "param", CPU)
+    return wanted
+
+
+ALSO_SIMULATED = pytest.mark.parametrize("backend", [CPU, SIMULATED[0]], indirect=True, ids=str)
 
 
 def velocity(loop: TickLoop, x: Any, t: float) -> Any:
@@ -74,6 +78,7 @@ def test_where_all_are_kept_it_is_the_solver_itself(solver: Any, loops: Loops) -
     np.testing.assert_allclose(run_all(loop, every).latents("a"), run_all(loop, plain).latents("a"), atol=1e-6)
 
 
+@ALSO_SIMULATED
 def test_every_second_guided_step_takes_a_row_less(loops: Loops) -> None:
     loop, inbox, rows = loops(**EVERY), Inbox(), []
     loop.submit(make("a", **{**GUIDED, "guidance_mode": "alternate", "steps": 5}), inbox)
