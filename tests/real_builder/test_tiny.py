@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.factories import tiny_deployment
@@ -12,14 +13,21 @@ pytestmark = pytest.mark.builder
 
 
 @pytest.mark.parametrize(
-    "axes",
-    [("", "", ""), ("n", "n", "n"), ("a", "b", "a"), ("{}_n", "{}_t", "{}_l"), ("adapter_rank", "rows", "slots")],
+    "changes",
+    [
+        {"axes": ("", "", "")},
+        {"axes": ("n", "n", "n")},
+        {"axes": ("a", "b", "a")},
+        {"axes": ("{}_n", "{}_t", "{}_l")},
+        {"axes": ("adapter_rank", "rows", "slots")},
+        {"jumps": True},
+    ],
     ids=str,
 )
-def test_a_decoder_may_have_any_names_of_its_axes(axes: tuple[str, str, str], tmp_path: Path) -> None:
+def test_a_decoder_may_have_any_names_of_its_axes_and_may_jump(changes: dict[str, Any], tmp_path: Path) -> None:
     """To the builder, axes of one name are of one size."""
     need_builder()
-    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, adapters=True, axes=axes)
+    path = tiny_deployment(tmp_path, codec=False, text_encoder=False, adapters=True, **changes)
     path.write_text(path.read_text().replace("[runtime]", "[runtime]\nadapter_rank = 8"))
     request, decisions = decisions_of(path)
     decoders = [each for each in decisions if each.spec.kind == "decoder"]
