@@ -192,7 +192,7 @@ class Breath:
         fall, is_long = falls[self._row, self._age], self._is_on & (self._since > LONG_FRAMES)
         sustains = falls[self._row, SUSTAINED_FRAMES] > SUSTAINED
         steady = is_long & sustains
-        self._peak[steady] *= (fall / falls[self._row, -1])[steady]
+        self._peak[steady] *= fall[steady] / falls[self._row, -1][steady]  # of what rings out the last one may be 0
         self._age[steady | (is_long & (fall < DIP))] = CURVE_FRAMES - 1
 
     def shaped(self, latents: Latents, marks: Marks = NO_MARKS) -> Latents:

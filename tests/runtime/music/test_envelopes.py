@@ -218,3 +218,16 @@ def test_what_a_loop_holds_over_its_seam(instrument: int, first: float, last: fl
         breath.repeat()
     assert passes[1][[0, 99]] == pytest.approx([first, max(last, 1.02 * SPEC.off)], abs=1e-4)
     np.testing.assert_allclose(passes[2], passes[1], atol=1e-5)
+
+
+def test_what_has_died_away_over_the_seam_of_a_loop() -> None:
+    """An envelope that ends in nothing has no level to hold: it is struck again, like every one that rings out."""
+    layer = SPEC.layers[0]
+    gone = EnvelopeSpec(attack=(1.0,), decay=0.5, release=(0.35,))
+    short = layer.instruments[0].model_copy(update={"envelope": gone})
+    spec = SPEC.model_copy(update={"layers": (layer.model_copy(update={"instruments": (short,)}),)})
+    raw, breath = latents_of(np.full((100, 1), 0.8, np.float32)), Breath(spec, SILENCE)
+    for _ in range(2):
+        made = levels_of(breath.shaped(raw, Marks(every(1000, 100))))[:, 0]
+        assert made[0] == pytest.approx(0.8, abs=1e-4)
+        breath.repeat()
