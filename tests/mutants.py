@@ -1,30 +1,41 @@
 """A sample of mutants: small changes of random lines of the source, each of which some test should find.
 
-    python tests/mutants.py runtime server --number 80 --seed 1
+    python tests/mutants.py runtime server --number 80 --seed 1 2
 
-For each one the tests of its folder run first, then those that import its module; what no test finds is printed. It
-changes files of the tree that it lies in, one at a time, and restores them: run it in a copy.
+For each one the tests run that execute its line, then those of its folder; what no test finds is printed. Which they
+are is recorded first, in ten minutes, and kept in build/ until a source or a test changes. What a test does in another
+process is not seen. Where no test executes a line, or importing does, tests run that execute anything of its module or
+name it. It changes files of the tree that it lies in, one at a time, and restores them: run it in a copy.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import json
 import random
+import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from coverage import Coverage, CoverageData
+
 ROOT = Path(__file__).resolve().parents[1]
-MARKS = "not export and not slow and not gpu and not page and not clients and not builder and not docs"
+MARKS = "not export and not slow and not gpu and not page and not clients and not builder and not docs and not shipped"
+PACKAGES = ["runtime", "server", "engine_build", "profiling"]
+RECORD = ROOT / "build/mutants.coverage"
+TIMES = RECORD.with_suffix(".json")
 OPPOSITES = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "first": "last", "ceil": "floor", "floor": "ceil"}
-TIMEOUT_S = 600
 
 
 class Mutation(ast.NodeTransformer):
@@ -103,35 +114,102 @@ def sample(folders: list[str], number: int, seed: int) -> Iterator[tuple[Path, i
     yield from random.Random(seed).sample(places, number)
 
 
-def rounds_of_tests(file: Path) -> Iterator[list[str]]:
-    """Paths: of the tests of a module's folder; then of those that name the module."""
-    path = file.relative_to(ROOT)
-    folder = ROOT / "tests" / path.parent
-    own = sorted(str(each.relative_to(ROOT)) for each in folder.glob("test_*.py"))
-    yield own
-    dotted = ".".join(path.with_suffix("").parts)
-    words = (dotted.removeprefix("runtime.api."), f"from {dotted.rpartition('.')[0]} import {path.stem}")
-    others = (each for each in (ROOT / "tests").rglob("test_*.py"))
-    yield sorted(
-        name
-        for each in others
-        if (name := str(each.relative_to(ROOT))) not in own
-        and any(word in each.read_text(encoding="utf-8") for word in words)
-    )
-    yield ["tests/integration"]
+def tests_of(file: Path, text: str, line: int, times: dict[str, float]) -> list[set[str]]:
+    """Tests: of a line; of the folder; where none is of the line, those that execute the module or name it."""
+    nodes = list(ast.walk(ast.parse(text)))
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    is_inside = any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
+    starts = [node.lineno for node in nodes if isinstance(node, ast.stmt | ast.ExceptHandler)]
+    lines = range(max(start for start in starts if start <= line), line + 1) if is_inside else ()
+    data = CoverageData(str(RECORD))
+    data.read()
+    tests = data.contexts_by_lineno(str(file.relative_to(ROOT)))
+    of_line = {name for each in lines for name in tests.get(each, ()) if name}
+    files = {name: name.split("::")[0] for name in times}
+    of_folder = {name for name in times if Path(files[name]).parent == "tests" / file.parent.relative_to(ROOT)}
+    if of_line:
+        return [of_line, of_folder]
+    naming = {
+        name for name in set(files.values()) if f"{file.stem} import" in (ROOT / name).read_text(encoding="utf-8")
+    }
+    return [of_folder, {name for name in times if files[name] in naming}.union(*tests.values())]
 
 
-def is_found(file: Path) -> bool:
-    for paths in rounds_of_tests(file):
-        if paths:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, *paths]
-            try:
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                return True
-            if done.returncode not in (0, 5):
-                return True
+def is_found(rounds: list[set[str]], times: dict[str, float]) -> bool:
+    for number, tests in enumerate(rounds):
+        chosen = {name: times[name] for name in tests.difference(*rounds[:number]) if name in times}
+        command = [sys.executable, __file__, "--chosen"]
+        given = json.dumps(chosen).encode()
+        if chosen and subprocess.run(command, cwd=ROOT, input=given, capture_output=True).returncode:
+            return True
     return False
+
+
+class Recording:
+    """Tells coverage which test runs, and takes the time of each test that passes."""
+
+    def __init__(self) -> None:
+        self.times, self.failed = Counter[str](), set[str]()
+        self.coverage = Coverage(str(RECORD), source=PACKAGES, config_file=False)
+        self.coverage.set_option("run:core", "ctrace")
+        self.coverage.set_option("run:relative_files", True)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.coverage.switch_context(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.times[report.nodeid] += report.duration
+        if not report.passed:
+            self.failed.add(report.nodeid)
+
+
+class Chosen:
+    """Only tests that have a time; the quickest file's first, and in a file the quickest. One that hangs ends all."""
+
+    def __init__(self, times: dict[str, float]) -> None:
+        self.times, self.files = times, Counter[str]()
+        for name, time_s in times.items():
+            self.files[name.split("::")[0]] += time_s
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self.times]
+        items.sort(key=lambda item: (self.files[item.location[0]], item.location[0], self.times[item.nodeid]))
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        signal.alarm(60 + int(10 * self.times[item.nodeid]))
+
+
+def run_tests(arguments: list[str], plugin: Recording | Chosen) -> int:
+    return pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, *arguments], plugins=[plugin])
+
+
+def run_chosen() -> None:
+    """Runs the tests whose times come from standard input."""
+    chosen = Chosen(json.load(sys.stdin))
+    sys.exit(run_tests(list(chosen.files), chosen))
+
+
+def record() -> None:
+    recording = Recording()
+    recording.coverage.erase()
+    with recording.coverage.collect():
+        run_tests(["--maxfail", "1000", "--ignore", "tests/configs"], recording)
+    recording.coverage.save()
+    times = {name: time_s for name, time_s in recording.times.items() if name not in recording.failed}
+    TIMES.write_text(json.dumps({"files": files_hash(), "times": times}), encoding="utf-8")
+
+
+def files_hash() -> str:
+    files = sorted(file for folder in (*PACKAGES, "tests") for file in (ROOT / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def recorded_times() -> dict[str, float]:
+    RECORD.parent.mkdir(exist_ok=True)
+    if not TIMES.is_file() or json.loads(TIMES.read_text(encoding="utf-8"))["files"] != files_hash():
+        subprocess.run([sys.executable, __file__, "--record"], cwd=ROOT, check=True)
+    times: dict[str, float] = json.loads(TIMES.read_text(encoding="utf-8"))["times"]
+    return times
 
 
 def main() -> None:
@@ -140,14 +218,16 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=80)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    times = recorded_times()
     found = 0
     for number, (file, place) in enumerate(sample(given.folders, given.number, given.seed), start=1):
         text = file.read_text(encoding="utf-8")
         mutation = Mutation(place)
         changed = mutation.visit(ast.parse(text))
+        rounds = tests_of(file, text, mutation.line, times)
         try:
             file.write_text(ast.unparse(ast.fix_missing_locations(changed)), encoding="utf-8")
-            is_killed = is_found(file)
+            is_killed = is_found(rounds, times)
         finally:
             file.write_text(text, encoding="utf-8")
         found += is_killed
@@ -158,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    {"--record": record, "--chosen": run_chosen}.get(sys.argv[1], main)()
