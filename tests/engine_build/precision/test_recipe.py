@@ -474,8 +474,8 @@ LARGEST, FLOAT16_END = 505_000.0, 65_504.0
 class Block:
     """Writes blocks of a transformer: norms, attention with rotation, a gated product, sums into a stream."""
 
-    def __init__(self, seed: int = 3) -> None:
-        self.graph, self._random = GraphWriter("blocks"), np.random.default_rng(seed)
+    def __init__(self, seed: int = 3, opset: int = 20) -> None:
+        self.graph, self._random = GraphWriter("blocks", opset), np.random.default_rng(seed)
 
     def product(self, x: str, rows: int, columns: int, scale: float = 1.0) -> str:
         weight = self._random.standard_normal((rows, columns)) * (scale / np.sqrt(rows))
@@ -584,6 +584,25 @@ def test_scaled_products_are_the_same_function(magnitude: str) -> None:
         if tensor.name in weights.factors:
             tensor.CopyFrom(weights.keep(tensor))
     np.testing.assert_array_equal(ort.InferenceSession(scaled.SerializeToString()).run(None, feed)[0], before)
+
+
+@pytest.mark.parametrize("end", ["is added", "is a result"])
+def test_what_float16_does_not_hold_is_followed_to_where_it_ends(end: str) -> None:
+    """A product's result, multiplied twice and added to the stream, or turned as a result of the graph."""
+    block = Block(opset=24)
+    graph = block.graph
+    x = graph.input("x", ("rows", FRAMES, WIDTH))
+    moved = block.product(block.norm(x), WIDTH, WIDTH, LARGEST)
+    if end == "is added":
+        for factor in (0.5, 2.0):
+            moved = graph.op("Mul", moved, graph.constant(factor))
+        moved = block.product(block.norm(graph.op("Add", x, moved)), WIDTH, WIDTH)
+    else:
+        tables = (graph.constant(np.full((FRAMES, WIDTH // HEADS // 2), value)) for value in (0.6, 0.8))
+        places = graph.constant(np.tile(np.arange(FRAMES), (2, 1)), np.int64)
+        moved = graph.op("RotaryEmbedding", moved, *tables, places, num_heads=HEADS)
+    graph.output("y", moved, ("rows", FRAMES, WIDTH))
+    assert max(recipe_error(graph_of(graph.model()), "fp16", feeds(), threads=1).rms_rel) < 4e-3
 
 
 def test_products_are_fp16_and_the_stream_is_float32() -> None:
