@@ -164,6 +164,17 @@ def test_a_failed_append_does_not_generate_the_future_again() -> None:
     assert not extension.at(later_s + 1.0).generations.start("s").is_refresh
 
 
+def test_heard_frames_of_a_band_stay() -> None:
+    extension = Extension()
+    extension.play_to(10 * HOP)
+    extension.timeline.move(10 * HOP, 10, 10, (8, 12))
+    extension.play_to(30 * HOP)
+    assert extension.mode.cut.played_frame == 12
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
+    assert job.segment.start_frame + job.segment.keep_frames == 12
+
+
 def test_a_write_must_lie_in_what_is_known() -> None:
     extension = Extension()
     extension.play_to(10 * HOP)

@@ -239,6 +239,18 @@ def test_a_client_with_a_long_lead_gets_longer_windows_but_none_longer_than_what
     assert ranges(schedule.at(1.0).sent()) == [(1320, 1540, False)]
 
 
+def test_after_a_window_that_waited_long_for_the_codec_the_next_is_longer() -> None:
+    schedule = Schedule(model=replace(MODEL, margin_frames=8, window_frames=256))
+    schedule.sent()
+    schedule.playhead.ack(Ack(playhead_sample=0))
+    (waited,) = schedule.at(0.01).audio.windows()
+    schedule.at(0.2).audio.decoded(waited, pcm_of(waited))
+    schedule.playhead.ack(Ack(playhead_sample=200))
+    assert len(ranges(list(schedule.audio.sendable()))) == 1
+    (following,) = schedule.at(0.21).audio.windows()
+    assert (waited.num_samples, following.num_samples) == (200, 380)  # Half of four times the 0.19 s that it waited.
+
+
 @pytest.fixture
 def held() -> Schedule:
     """A schedule with a decoded window [1000, 1960) of which the first chunk was sent at 0.01 s."""
