@@ -71,10 +71,23 @@ def test_over_budget_fails_only_when_asked(built: Built) -> None:
     assert CliRunner().invoke(app, without).exit_code == 0
 
 
-def test_two_passes_take_two_executes(built: Built) -> None:
-    command = [str(built().path), "--depth", "2", "--guidance", "3", "--ticks", "4"]
+def test_every_other_mode_measures_what_it_says(built: Built) -> None:
+    path, planner = str(built().path), {"capacity": 96, "thinking": False}
+    command = [path, "--depth", "2", "--guidance", "3", "--ticks", "4"]
     fused, apart = (result_of(*command, *more) for more in ([], ["--two-pass"]))
     assert (fused["executes"], apart["executes"]) == (1, 2)
+    churn = result_of("churn", path, "0.5,0.9", "--depth", "3", "--ticks", "12")
+    assert (churn["kind"], churn["ticks"], churn["steps"]) == ("churn", 12, 4)
+    assert [(point["load"], point["plain"], point["budget"]) for point in churn["points"]] == [
+        (0.5, 1.0, {}), (0.9, 1.0, {})
+    ]  # fmt: skip
+    ablations = ["ablations", path, "--depth", "2", "--ticks", "2"]
+    guided, plain = result_of(*ablations), result_of(*ablations, "--guidance", "1")
+    assert (guided["kind"], guided["guidance"], len(guided["ablations"])) == ("ablations", 3.0, 7)
+    assert "guidance is off" in plain["ablations"]["fused guidance"]["no_effect_because"]
+    planned = built(planner=planner, more=FEW_VARIANTS, codec=False, text_encoder=False)
+    result = result_of("planner", str(planned.path), "--depth", "2", "--ticks", "2")
+    assert (result["kind"], result["ticks"], result["first_audio"]) == ("planner", 2, [])
 
 
 def test_another_shape_or_engine_is_not_compared(built: Built, tmp_path: Path) -> None:
@@ -109,14 +122,6 @@ def test_a_sweep_measures_each_value(built: Built, tmp_path: Path) -> None:
     assert again["changes"]["depth 3, tick_ms p50"]["base"] == first["points"][1]["tick_ms"]["p50"]
 
 
-def test_ablations_are_guided_by_default(built: Built) -> None:
-    command = ["ablations", str(built().path), "--depth", "2", "--ticks", "2"]
-    result = result_of(*command)
-    assert (result["kind"], result["guidance"], len(result["ablations"])) == ("ablations", 3.0, 7)
-    plain = result_of(*command, "--guidance", "1")
-    assert "guidance is off" in plain["ablations"]["fused guidance"]["no_effect_because"]
-
-
 def test_the_grid_of_budgets_can_be_saved_and_compared(built: Built, tmp_path: Path) -> None:
     path, file = str(built().path), tmp_path / "grid.json"
     command = ["budgets", path, "--repeats", "1", "--ticks", "1", "--steps", "2"]
@@ -127,23 +132,11 @@ def test_the_grid_of_budgets_can_be_saved_and_compared(built: Built, tmp_path: P
     assert change["base"] == base["points"][-1]["overhead_ms"]
 
 
-def test_churn_on_the_cpu_is_plain_and_has_no_budget(built: Built) -> None:
-    result = result_of("churn", str(built().path), "0.5,0.9", "--depth", "3", "--ticks", "12")
-    assert (result["kind"], result["ticks"], result["steps"]) == ("churn", 12, 4)
-    assert [point["load"] for point in result["points"]] == [0.5, 0.9]
-    assert [(point["plain"], point["budget"]) for point in result["points"]] == [(1.0, {})] * 2
-
-
-def test_the_planner_is_measured_where_the_bundle_has_one(built: Built) -> None:
-    planned = built(planner={"capacity": 96, "thinking": False}, more=FEW_VARIANTS, codec=False, text_encoder=False)
-    result = result_of("planner", str(planned.path), "--depth", "2", "--ticks", "2")
-    assert (result["kind"], result["ticks"], result["first_audio"]) == ("planner", 2, [])
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (["CONFIG", "--frames", "100000"], 2, "no shape range for 100000 frames"),
+        (["CONFIG", "--frames", "31"], 2, "31 frames are not a multiple of 2"),
         (["CONFIG", "--features", "loudness"], 2, "unknown feature: loudness"),
         (["CONFIG", "--live", "8"], 2, "--live is a command of tickrt-bench\n  fix: tickrt-bench live CONFIG"),
         (["--budgets", "CONFIG"], 2, "--budgets is a command of tickrt-bench"),

@@ -51,17 +51,15 @@ def test_engines_have_short_names(built: Built) -> None:
     assert "step.plain: 2 executes" in result.stdout
 
 
-def test_an_engine_that_is_not_built_names_the_command(built: Built) -> None:
-    result = run(str(built().path), "--engine", "nope", "--ceilings")
+@pytest.mark.parametrize(
+    ("options", "says"), [(("--engine", "nope", "--ceilings"), "tickrt-build"), (("--target", "cuda"), "fix:")]
+)
+def test_an_engine_or_a_target_that_is_not_built_names_the_command(
+    built: Built, options: tuple[str, ...], says: str
+) -> None:
+    result = run(str(built().path), *options)
     assert result.exit_code == 3
-    assert "tickrt-build" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_a_target_that_is_not_built_names_the_command(built: Built) -> None:
-    result = run(str(built().path), "--target", "cuda")
-    assert result.exit_code == 3
-    assert "fix:" in result.stderr
+    assert says in result.stderr
     assert "Traceback" not in result.stderr
 
 

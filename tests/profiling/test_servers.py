@@ -16,7 +16,7 @@ from helpers.http_harness import Served
 from typer.testing import CliRunner
 
 from profiling.full_size import MODELS, app, run_step
-from profiling.http_bench import StreamTiming, bodies_of, cli, measure_clients, result_of_rounds, span_s, stream_one
+from profiling.http_bench import StreamTiming, bodies_of, cli, measure_clients, result_of_rounds, stream_one
 from profiling.server_process import server_process
 from runtime.base.errors import EngineError
 from runtime.commands.terminal import EXIT_OVER_LIMIT
@@ -76,12 +76,6 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
 
 
 BODIES = [{"prompt": "a", "seed": seed, "seconds": 0.5, "steps": 2} for seed in range(3)]
-
-
-def test_the_span_is_from_the_first_start_to_the_last_end() -> None:
-    assert (
-        span_s([StreamTiming(begin_s, 0.0, end_s, 1) for begin_s, end_s in ((2.0, 4.0), (1.0, 3.5), (3.0, 6.5))]) == 5.5
-    )
 
 
 def test_both_ways_are_measured_with_all_clients(served: Served) -> None:

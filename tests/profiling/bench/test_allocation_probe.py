@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,51 +12,55 @@ from numpy._core.multiarray import get_handler_name
 
 from profiling.bench.allocation_probe import MIN_BYTES, AllocationProbe
 
+ONES, MORE = np.ones(1024, np.float32), np.ones(1024, np.float32)
 
-def test_a_buffer_is_counted() -> None:
+
+def in_place() -> None:
+    np.multiply(ONES, MORE, out=ONES)
+    ONES[:] = MORE
+    ONES[1:].reshape(-1)
+
+
+def elsewhere() -> None:
+    thread = threading.Thread(target=np.empty, args=(1 << 16, np.uint8))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("work", "sizes"),
+    [
+        (lambda: np.empty(2048, np.uint8), [2048]),
+        (lambda: np.zeros((16, 64), np.float32), [4096]),
+        (lambda: np.ones((16, 64), np.float32), [4096]),
+        (lambda: np.add(ONES * 2.0, ONES, out=MORE), [4096]),
+        (lambda: np.empty(16, np.uint8).resize(8192, refcheck=False), [8192]),
+        (lambda: np.empty(MIN_BYTES - 1, np.uint8), []),
+        (in_place, []),
+        (elsewhere, []),
+    ],
+    ids=["empty", "zeros", "ones", "a temporary", "growth", "small", "in place", "another thread"],
+)
+def test_buffers_of_this_thread_are_counted(work: Callable[[], object], sizes: list[int]) -> None:
     with AllocationProbe() as probe:
-        np.empty(2048, np.uint8)
-    assert probe.sizes == [2048]
+        work()
+    assert probe.sizes == sizes
 
 
-def test_a_temporary_inside_an_expression_is_counted() -> None:
-    a = np.ones(1024, np.float32)
-    out = np.empty_like(a)
-    with AllocationProbe() as probe:
-        np.add(a * 2.0, a, out=out)
-    assert probe.sizes == [4096]
-
-
-@pytest.mark.parametrize("make", [np.zeros, np.empty, np.ones])
-def test_every_way_to_allocate_is_counted(make: type[np.ndarray]) -> None:
-    with AllocationProbe() as probe:
-        make((16, 64), np.float32)
-    assert probe.sizes == [4096]
-
-
-def test_growing_an_array_in_place_is_counted() -> None:
-    with AllocationProbe() as probe:
-        array = np.empty(16, np.uint8)
-        array.resize(8192, refcheck=False)
-    assert probe.sizes == [8192]
-
-
-def test_small_buffers_and_work_in_place_are_not_counted() -> None:
-    a, b = np.ones(4096, np.float32), np.ones(4096, np.float32)
-    with AllocationProbe() as probe:
-        np.empty(MIN_BYTES - 1, np.uint8)
-        np.multiply(a, b, out=a)
-        a[:] = b
-        a[1:].reshape(-1)
-    assert probe.sizes == []
-
-
-def test_nothing_is_counted_after_the_probe() -> None:
-    with AllocationProbe() as probe:
+def test_one_probe_at_a_time_counts_until_it_ends_also_by_an_error() -> None:
+    with (
+        AllocationProbe() as outer,
+        pytest.raises(RuntimeError, match="already active"),
+        AllocationProbe(),
+    ):
         pass
     np.empty(2048, np.uint8)
-    assert probe.count == 0
-    assert get_handler_name(np.empty(2048)) == "default_allocator"
+    assert (outer.count, get_handler_name(np.empty(2048))) == (0, "default_allocator")
+    with pytest.raises(ZeroDivisionError), AllocationProbe():
+        _ = 1 // 0
+    with AllocationProbe() as probe:
+        np.empty(2048, np.uint8)
+    assert probe.count == 1
 
 
 def test_arrays_outlive_the_probe() -> None:
@@ -65,37 +70,6 @@ def test_arrays_outlive_the_probe() -> None:
     assert [a[999] for a in arrays] == [float(i) for i in range(50)]
     del arrays
     gc.collect()
-
-
-def test_an_error_inside_removes_the_probe() -> None:
-    with pytest.raises(ZeroDivisionError), AllocationProbe():
-        _ = 1 // 0
-    with AllocationProbe() as probe:
-        np.empty(2048, np.uint8)
-    assert probe.count == 1
-
-
-def test_probes_do_not_nest() -> None:
-    with (
-        AllocationProbe() as outer,
-        pytest.raises(RuntimeError, match="already active"),
-        AllocationProbe(),
-    ):
-        pass
-    with AllocationProbe() as probe:
-        np.empty(2048, np.uint8)
-    assert (outer.count, probe.count) == (0, 1)
-
-
-def test_other_threads_are_not_counted() -> None:
-    def work() -> None:
-        np.empty(1 << 16, np.uint8)
-
-    with AllocationProbe() as probe:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    assert probe.count == 0
 
 
 def test_a_tracing_probe_has_the_source_line() -> None:

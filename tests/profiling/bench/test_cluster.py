@@ -62,9 +62,6 @@ def test_gets_are_timed_one_by_one_and_must_succeed(served: Served) -> None:
     assert min(times_ms) > 0
     with pytest.raises(TickError, match="/nowhere answers 404"):
         time_gets(served.url, "/nowhere", num_gets=1)
-
-
-def test_metrics_are_without_the_label_of_the_replica(served: Served) -> None:
     assert metrics_of("r1", served.url)["tickrt_live_refreshes_total"] == 0.0
 
 
@@ -182,21 +179,18 @@ def replicas(tmp_path: Path) -> Iterator[Replicas]:
         cluster.stop()
 
 
-def test_another_replica_takes_the_place_of_one_that_was_killed(replicas: Replicas) -> None:
-    killed = replicas.cluster.launched["r1"]
+def test_another_replica_takes_the_place_of_one_that_was_killed_and_one_that_was_frozen_goes_on(
+    replicas: Replicas,
+) -> None:
+    frozen, killed = replicas.cluster.launched["r2"], replicas.cluster.launched["r1"]
+    replicas.end("r2", signal.SIGSTOP)
+    replicas.replace("r2", signal.SIGSTOP)
     replicas.end("r1", signal.SIGKILL)
     assert killed.wait(10) == -signal.SIGKILL
     replicas.replace("r1", signal.SIGKILL)
     assert replicas.names == ["r3", "r2"]
     assert set(replicas.cluster.launched) == {"r2", "r3"}
-
-
-def test_one_that_was_frozen_goes_on(replicas: Replicas) -> None:
-    frozen = replicas.cluster.launched["r2"]
-    replicas.end("r2", signal.SIGSTOP)
-    replicas.replace("r2", signal.SIGSTOP)
     assert replicas.cluster.launched["r2"] is frozen
-    assert replicas.names == ["r1", "r2"]
 
 
 class Leases:
@@ -223,16 +217,13 @@ def replicas_of(cluster: Any, names: list[str]) -> Replicas:
     return Replicas(cast(LocalCluster, cluster), Path("absent.toml"), {}, names)
 
 
-def test_replicas_are_idle_once_exactly_they_are_there_without_a_session_behind_the_edge() -> None:
+def test_replicas_are_idle_once_they_are_there_without_a_session_and_the_holder_has_the_only_one() -> None:
     cluster = Leases({"r1": 0}, {"r1": 0, "r2": 1}, {"r1": 0, "r2": 0, "old": 0}, {"r1": 0, "r2": 0})
     replicas_of(cluster, ["r1", "r2"]).wait_idle()
     assert (len(cluster.readings), cluster.awaited) == (1, [2])
+    assert replicas_of(Leases({"r1": 0, "r2": 0}, {"r1": 0, "r2": 1}), ["r1", "r2"]).holder() == "r2"
     with pytest.raises(TickError, match="not idle"):
         replicas_of(Leases({"r1": 0, "r2": 1}), ["r1", "r2"]).wait_idle()
-
-
-def test_the_holder_has_the_only_session() -> None:
-    assert replicas_of(Leases({"r1": 0, "r2": 0}, {"r1": 0, "r2": 1}), ["r1", "r2"]).holder() == "r2"
     with pytest.raises(TickError, match="no replica has the session"):
         replicas_of(Leases({"r1": 1, "r2": 1}), ["r1", "r2"]).holder()
 

@@ -48,17 +48,19 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_changes_of_every_figure() -> None:
+def test_changes_of_every_figure_and_what_the_two_differ_in() -> None:
     now = {**BASE, "tick_ms": {"p50": 11.0, "p95": 10.0, "p99": 1.0}, "finished_per_s": 5.0}
-    found = {change.name: change for change in changes(BASE, now)}
-    printed = print_changes(Console(quiet=True), BASE, now)
-    assert printed["tick_ms p50"] == {
+    found = {change.name: change.percent for change in changes(BASE, now)}
+    figures = {"tick_ms p95": -50.0, "tick_ms p99": None, "finished_per_s": 25.0, "phases_ms wait": 0.0}
+    assert {name: found[name] for name in figures} == figures
+    assert print_changes(Console(quiet=True), BASE, now)["tick_ms p50"] == {
         "base": 10.0, "now": 11.0, "percent": 10.0, "interval": None, "verdict": None,
     }  # fmt: skip
-    assert found["tick_ms p95"].percent == -50.0
-    assert found["tick_ms p99"].percent is None
-    assert found["finished_per_s"].percent == 25.0
-    assert found["phases_ms wait"].percent == 0.0
+    other = {**BASE, "commit": "def", "versions": {"numpy": "2"}}
+    check_comparable(BASE, other)
+    text = compared(BASE, other)
+    assert "compared with commit abc" in text
+    assert "the two differ in versions: {'numpy': '1'} before, {'numpy': '2'} now" in text
 
 
 @pytest.mark.parametrize("name", [name for name in SAME if name not in ("over", "values")])
@@ -69,16 +71,6 @@ def test_different_properties_are_named(name: str) -> None:
         check_comparable(BASE, other)
     assert raised.value.what == f"the saved run cannot be compared: {name}: {BASE[name]} before, other now"
     assert "--force" in str(raised.value.fix)
-
-
-def test_another_commit_or_version_can_be_compared_and_is_shown() -> None:
-    now = {**BASE, "commit": "def", "versions": {"numpy": "2"}}
-    check_comparable(BASE, now)
-    console = Console(record=True, width=100)
-    print_changes(console, BASE, now)
-    text = console.export_text()
-    assert "compared with commit abc" in text
-    assert "the two differ in versions: {'numpy': '1'} before, {'numpy': '2'} now" in text
 
 
 def measured(seed: int, *, ratio: float = 1.05, engine_ms: float = 10.0) -> dict[str, Any]:
@@ -141,23 +133,16 @@ def test_points_and_ablations_are_judged() -> None:
 def test_figures_of_ablations_sweeps_and_grids() -> None:
     entry = {"with_ms": {"p50": 1.0}, "without_ms": {"p50": 2.0}, "ratio": 1.9}
     assert result_figures({"ablations": {"a": entry}}) == {"a, with, p50": 1.0, "a, without, p50": 2.0, "a, ratio": 1.9}
+    figures = {"tick_ms p50": 3.0, "engine_ms p50": 2.0, "overhead_ms": 1.0, "overhead_ratio": 1.5}
     point = {
         "depth": 4, "tick_ms": {"p50": 3.0, "p95": 9.0}, "engine_ms": {"p50": 2.0}, "overhead_ms": 1.0,
         "overhead_ratio": 1.5,
     }  # fmt: skip
-    assert result_figures({"kind": "sweep", "over": "depth", "points": [point]}) == {
-        "depth 4, tick_ms p50": 3.0,
-        "depth 4, engine_ms p50": 2.0,
-        "depth 4, overhead_ms": 1.0,
-        "depth 4, overhead_ratio": 1.5,
-    }
-    cell = {**point, "variant": "guidance"}
-    assert result_figures({"kind": "budgets", "points": [cell]}) == {
-        "depth 4, guidance, tick_ms p50": 3.0,
-        "depth 4, guidance, engine_ms p50": 2.0,
-        "depth 4, guidance, overhead_ms": 1.0,
-        "depth 4, guidance, overhead_ratio": 1.5,
-    }
+    for result, name in (
+        ({"kind": "sweep", "over": "depth", "points": [point]}, "depth 4"),
+        ({"kind": "budgets", "points": [{**point, "variant": "guidance"}]}, "depth 4, guidance"),
+    ):
+        assert result_figures(result) == {f"{name}, {figure}": value for figure, value in figures.items()}
 
 
 def test_figures_of_live_sessions() -> None:

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from profiling.bench.compare_runs import result_figures
 from profiling.bench.peers.plain_generation import OnnxRuntimeGraph, PlainGeneration, can_run_plainly
 from profiling.bench.peers.run import (
-    REST_S,
     TOLERANCE,
     Rested,
     check_same,
@@ -81,13 +80,15 @@ def test_another_result_is_not_timed() -> None:
         check_same("it", [one], [-one], eight_bits)
 
 
-def test_a_rested_peer_is_timed_without_its_pauses() -> None:
+def test_prompts_are_different_with_equally_many_words_and_a_rested_peer_is_timed_without_its_pauses() -> None:
     class Peer:
         def time_ms(self, times: int = 1) -> float:
             return 0.25 * times
 
+    found = list(islice(prompts(), 120))
+    assert len(set(found)) == 120
+    assert len({len(prompt.split()) for prompt in found}) == 1
     assert Rested(Peer()).time_ms(4) == 1.0
-    assert REST_S > 0.0
 
 
 def test_the_loads_are_guided_where_the_model_is(built: Built, tmp_path: Path) -> None:
@@ -148,12 +149,6 @@ def test_the_tables_have_every_line_and_peer() -> None:
         "tick, 4 requests, plain, PyTorch": 3.0,
         "audio, 4 requests, plain, AceStepPipeline": 2.5,
     }
-
-
-def test_prompts_are_different_with_equally_many_words() -> None:
-    found = list(islice(prompts(), 120))
-    assert len(set(found)) == 120
-    assert len({len(prompt.split()) for prompt in found}) == 1
 
 
 def test_what_a_server_refuses_is_told(served: Served) -> None:

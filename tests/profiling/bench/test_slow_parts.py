@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,11 +23,6 @@ from profiling.bench.slow_parts import (
 )
 from profiling.bench.workload import with_runtime
 from runtime.devices.device import Stream
-from runtime.engines.launch_cache import LaunchCache
-from runtime.tick.denoise.bucket import FASTEST, DenoiseParts
-from runtime.tick.denoise.row_buffers import RowBuffers
-from runtime.tick.denoise.slot_state import SlotState
-from runtime.tick.denoise.step_binding import StepBinding
 from runtime.tick.loop.tick_loop import TickLoop
 
 OFF: dict[str, Any] = {
@@ -117,21 +111,6 @@ def test_without_a_technique_the_device_does_what_it_saves(
     fast, slow = counted(made(), machine), counted(made(**{without: False}), machine)
     assert all(slow[name] - fast[name] >= least for name, least in more.items()), (fast, slow)
     assert fast["host_waits"] == 1
-
-
-def test_with_every_technique_the_parts_are_the_plain_classes() -> None:
-    assert parts_without(()) == FASTEST == DenoiseParts(LaunchCache, SlotState, RowBuffers, StepBinding)
-
-
-@pytest.mark.parametrize(
-    ("technique", "names"),
-    [(BATCHED_STEP, {"state", "step"}), (FROZEN_CONDITIONS, {"rows"}), (EVENT_WAIT, {"launches"})],
-)
-def test_without_a_technique_there_are_other_parts(technique: str, names: set[str]) -> None:
-    slow = parts_without({technique})
-    other = {each.name for each in fields(slow) if getattr(slow, each.name) is not getattr(FASTEST, each.name)}
-    assert other == names
-    assert all(issubclass(getattr(slow, name), getattr(FASTEST, name)) for name in names)
 
 
 def test_executes_that_count_as_one_are_ready_once_all_are_and_none_is_left_out() -> None:

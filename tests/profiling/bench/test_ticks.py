@@ -20,7 +20,6 @@ from profiling.bench.result import (
     against_budget,
     budget_of,
     budget_text,
-    competitor,
     phases,
     print_result,
     resident_bytes,
@@ -32,7 +31,6 @@ from profiling.bench.statistics import (
     neighbour_ratio,
     paired_difference,
     paired_ratio,
-    percentiles,
     ratios_to_neighbours,
     time_in_turn,
 )
@@ -45,7 +43,7 @@ from profiling.bench.steady_stream import (
     SteadyStream,
     latents_tolerance,
 )
-from profiling.bench.workload import FEATURES, Workload, at_depth, make_request, with_runtime, workload_of
+from profiling.bench.workload import FEATURES, Workload, make_request, with_runtime, workload_of
 from profiling.provenance import this_commit
 from runtime.base.errors import ConfigError, EngineError, NonFiniteError
 from runtime.config.deployment import Target
@@ -245,12 +243,6 @@ def test_a_measurement_and_its_result_agree_and_competitors_are_timed_in_turn(bu
     assert (found["p50"], found["over_tick"]) == (5.0, pytest.approx(over_tick, abs=1e-4))
 
 
-def test_a_competitor_is_compared_with_the_tick_before_each_of_its_samples() -> None:
-    measured = Measurement(Workload(1, 32, 4), [2.0, 4.0, 5.0], [1.0] * 4, [], [], [], 0.0)
-    found = competitor([9.0, 3.0, 8.0, 5.0], measured)
-    assert (found["p50"], found["over_tick"]) == (6.5, 1.5)
-
-
 @pytest.mark.parametrize("feature", FEATURES)
 def test_the_tick_uses_the_named_feature(feature: str, session: BenchSession) -> None:
     load = workload_of(session.deployment, 2, features=[feature])
@@ -279,31 +271,6 @@ def test_a_workload_has_the_bundle_s_defaults_and_its_sessions_share_the_generat
     assert sessions == ["session-0", "session-1", "session-0"]
     assert Workload(4, 32, 4).session_of(3) == ""
     assert [Workload(3, 32, 4, guidance=guidance).weight for guidance in (1.0, 2.0)] == [3 * 32 * 4, 2 * 3 * 32 * 4]
-
-
-@pytest.mark.parametrize(
-    ("frames", "features", "message"),
-    [
-        (0, ["loudness", "dcw"], "unknown feature: loudness"),
-        (100000, [], "no shape range for 100000 frames"),
-        (31, [], "31 frames are not a multiple of 2"),
-    ],
-)
-def test_other_workloads_are_refused(built: Built, frames: int, features: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        workload_of(built(), 1, frames, features=features)
-
-
-def test_deployments_with_other_runtime_values(built: Built) -> None:
-    deep = at_depth(built(), 40)
-    assert (deep.runtime.depth, deep.runtime.queue) == (40, 40)
-    assert not with_runtime(built(), capture=False).runtime.capture
-    assert at_depth(with_runtime(built(), queue=50), 40).runtime.queue == 50
-
-
-def test_percentiles() -> None:
-    assert percentiles([float(value) for value in range(101)]) == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-    assert percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
 
 
 def test_a_mean_is_of_works_that_are_waited_for_once() -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Built
-from helpers.backends import CPU, FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
+from helpers.backends import FEW_VARIANTS, SIMULATED, SIMULATED_RTX, Backend
 from helpers.bodies import SIZE, TIMES, with_bodies
 from helpers.factories import SECOND_FAMILY, TinySpec, tiny_deployment
 from helpers.opened_graph import opened_graph
-from helpers.recorded_profiles import FOREIGN_NODE, SDPA, VERSIONS, assert_adds_up, recorded, transformer
+from helpers.recorded_profiles import FOREIGN_NODE, SDPA, assert_adds_up, recorded, transformer
 from helpers.tiny_structure import FRAMES_PER_CODE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,15 +60,12 @@ from profiling.layers.rollups import (
     WHOLE_BLOCK,
     WHOLE_MODEL,
     BlockTimes,
-    block_of,
     by_block,
     by_kind,
     by_module,
-    module_parts,
     shown_module,
 )
 from profiling.layers.timings import WARM_UP_RUNS, LayerTiming, Profile, Wall, layer_timings, make_feeds
-from runtime.base.errors import EngineNotBuiltError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
@@ -90,14 +87,15 @@ from runtime.engines.node_times import NodeTimes
     ],
 )
 def test_a_live_profile_assert_adds_up(name: str, built: Built) -> None:
-    deployment = built(more="")
+    deployment, shares = built(more=""), list[float]()
     sizes = sizes_of(load_bundle(deployment.bundle), rows=2, frames=16, tokens=4)
     engine = open_engine(deployment.engine_folder(), name, HostDevice())
     feeds = feeds_of(engine, load_bundle(deployment.bundle), sizes)
     engine.close()
-    profile = measure_profile(deployment, HostDevice(), name, sizes, runs=3)
+    profile = measure_profile(deployment, HostDevice(), name, sizes, 3, shares.append)
     assert_adds_up(profile)
     assert len(profile.wall.times_ms) == profile.runs == sum(profile.rounds) == 3
+    assert shares == pytest.approx([0.0, 1 / 3, 2 / 3]), "it is told before every round"
     assert profile.wall.p95_ms >= profile.wall.p50_ms > 0
     assert all(layer.work is not None for layer in profile.layers)
     assert profile.about["target"] == "cpu"
@@ -217,11 +215,6 @@ def test_a_node_that_a_round_does_not_run_has_no_time_in_it() -> None:
     assert {node.name: node.runs_ms for node in found} == {"a": (1.0, 2.0, 1.0), "b": (0.0, 0.0, 3.0)}
 
 
-def test_an_unbuilt_engine_is_named(built: Built) -> None:
-    with pytest.raises(EngineNotBuiltError, match="tickrt-build"):
-        measure_profile(built(backend=CPU), HostDevice(), "nope", {}, runs=1)
-
-
 def test_masks_are_ones_by_their_role(built: Built) -> None:
     deployment = built(prefix="their_", axes=("a", "b", "c"))
     engine = open_engine(deployment.engine_folder(), "decoder", HostDevice())
@@ -261,13 +254,6 @@ def test_engines_are_profiled_by_the_graphs_that_the_bundle_has_of_them(built: B
     }
     assert (source_path(bundle, "step.plain"), source_path(bundle, "rows.mask")) == (None, None)
     assert source_path(bundle.model_copy(update={"codec": None}), "codec_decode") is None
-
-
-def test_the_share_that_is_done_is_told_before_every_round(built: Built) -> None:
-    deployment, shares = built(more=""), list[float]()
-    sizes = sizes_of(load_bundle(deployment.bundle), rows=1, frames=16, tokens=4)
-    measure_profile(deployment, HostDevice(), "rows.mask", sizes, 2, shares.append)
-    assert shares == [0.0, 0.5]
 
 
 def test_a_wall_time_is_that_of_each_execute_after_warming_up(built: Built) -> None:
@@ -329,19 +315,11 @@ def test_the_gap_to_wall_time_is_named() -> None:
     assert "cost of profiling" in Profile("e", 2, layers, Wall((3.0,))).gap_name
 
 
-def test_quantiles_of_wall_time() -> None:
-    wall = Wall(tuple(float(value) for value in range(101)))
-    assert (wall.p50_ms, wall.p95_ms) == (50.0, 95.0)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_recorded_profile_assert_adds_up(version: str, tmp_path: Path) -> None:
-    assert_adds_up(recorded(version, tmp_path))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_kinds_and_modules_of_a_recorded_transformer(version: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "slow"), [("10", False), ("11", True)])
+def test_kinds_modules_and_blocks_of_a_recorded_transformer(version: str, slow: bool, tmp_path: Path) -> None:
+    """In the recording of 11.x the second block's product takes twice as long."""
     profile = recorded(version, tmp_path)
+    assert_adds_up(profile)
     counts = {row.name: row.layers for row in by_kind(profile)}
     expected = {"gemm": 6, "attention": 2, "norm": 2, "pointwise": 2, "reformat": 5, "convolution": 1, OPAQUE: 1}
     assert counts == expected
@@ -352,6 +330,11 @@ def test_kinds_and_modules_of_a_recorded_transformer(version: str, tmp_path: Pat
     rows = {row.name: row for row in by_module(profile)}
     assert rows[UNKNOWN_MODULE].layers == 3
     assert rows[SEVERAL].ms == pytest.approx(subgraph.median_ms)
+    (blocks,) = by_block(profile)
+    assert (blocks.prefix, blocks.indices) == ("decoder.layers", (0, 1))
+    assert set(blocks.parts) == {"norm", "attn", "mlp", WHOLE_BLOCK}
+    first, second = blocks.parts["mlp"].median_ms
+    assert second / first == pytest.approx(2.0 if slow else 1.0)
 
 
 def test_feeds_are_noise_zeros_as_indices_and_ones_as_masks() -> None:
@@ -405,34 +388,22 @@ def test_a_layer_across_several_parts_has_a_row_of_its_own() -> None:
     assert shown_module("net.layers.0", 1, 2) == "layers.0"
 
 
-def test_a_number_belongs_to_the_name_before_it() -> None:
-    assert module_parts("net.layers.3.mlp.0") == ["net", "layers.3", "mlp.0"]
-    assert module_parts("") == []
-
-
 def test_blocks_side_by_side() -> None:
     (blocks,) = by_block(SMALL)
     assert (blocks.prefix, blocks.indices) == ("net.layers", (0, 1))
     assert blocks.parts == {"mlp": BlockTimes((1.0, 3.0)), WHOLE_BLOCK: BlockTimes((0.5, 0.0))}
     assert blocks.whole == BlockTimes((1.5, 3.0))
+    assert by_block(profile(a=("net.layers.0", 1.0), b=("net.out", 1.0))) == [], "a single one is not compared"
 
 
-def test_the_outermost_number_makes_the_block() -> None:
-    assert block_of("net.layers.3.mlp.0") == ("net.layers", 3, "mlp")
-    assert block_of("net.layers.3") == ("net.layers", 3, WHOLE_BLOCK)
-    assert block_of("net.out") is None
-    assert block_of(None) is None
-
-
-def test_a_single_block_is_not_compared() -> None:
-    assert by_block(profile(a=("net.layers.0", 1.0), b=("net.out", 1.0))) == []
-
-
-def test_a_slow_block_is_named() -> None:
-    equal = {f"l{index}": (f"net.layers.{index}.mlp", 1.0) for index in range(8)}
-    assert "no block is slower" in by_block(profile(**equal))[0].verdict
-    (blocks,) = by_block(profile(**equal | {"l7": ("net.layers.7.mlp", 1.5)}))
-    assert blocks.verdict == "block 7 takes 1.50 of the median"
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [(1.0, "no block is slower"), (1.09, "no block is slower"), (1.5, "block 7 takes 1.50 of the median")],
+)
+def test_a_block_is_slow_from_a_tenth_above_the_median_on(ratio: float, verdict: str) -> None:
+    times = {f"l{index}": (f"net.layers.{index}.mlp", ratio if index == 7 else 1.0) for index in range(8)}
+    (blocks,) = by_block(profile(**times))
+    assert blocks.verdict.startswith(verdict)
 
 
 def test_a_single_slow_execute_makes_no_slow_block() -> None:
@@ -441,19 +412,6 @@ def test_a_single_slow_execute_makes_no_slow_block() -> None:
     (blocks,) = by_block(Profile("e", 3, tuple(layers), Wall((1.0,))))
     assert blocks.whole == BlockTimes((1.0, 1.0))
     assert "no block is slower" in blocks.verdict
-
-
-@pytest.mark.parametrize(("version", "slow"), [("10", False), ("11", True)])
-def test_the_recorded_blocks(version: str, slow: bool, tmp_path: Path) -> None:
-    """In the recording of 11.x the second block's product takes twice as long."""
-    (blocks,) = by_block(recorded(version, tmp_path))
-    assert (blocks.prefix, blocks.indices, set(blocks.parts)) == (
-        "decoder.layers",
-        (0, 1),
-        {"norm", "attn", "mlp", WHOLE_BLOCK},
-    )
-    first, second = blocks.parts["mlp"].median_ms
-    assert second / first == pytest.approx(2.0 if slow else 1.0)
 
 
 def test_families_and_the_parts_of_blocks_are_by_time_the_longest_first() -> None:
@@ -465,21 +423,6 @@ def test_families_and_the_parts_of_blocks_are_by_time_the_longest_first() -> Non
     assert (first.prefix, first.indices, second.prefix) == ("dec", (0, 3), "enc")
     assert (list(first.parts), list(second.parts)) == (["mlp", "norm"], ["mlp", "norm"])
     assert (first.slowest, second.slowest) == ((0, 1.0), (1, 3.5 / 2.25))
-
-
-def test_kinds_are_by_time() -> None:
-    kinds = (("gemm", 1.0), ("pointwise", 0.5), ("gemm", 2.0), ("norm", 1.5))
-    layers = [LayerTiming(f"{index}", "Add", kind, (ms,), ms / 5.0) for index, (kind, ms) in enumerate(kinds)]
-    rows = by_kind(Profile("e", 1, tuple(layers), Wall((1.0,))))
-    assert [(row.name, row.ms, row.share, row.layers) for row in rows] == [
-        ("gemm", 3.0, 0.6, 2), ("norm", 1.5, 0.3, 1), ("pointwise", 0.5, 0.1, 1)
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("ratio", "is_slow"), [(1.09, False), (1.11, True)])
-def test_a_block_is_slow_from_a_tenth_above_the_median_on(ratio: float, is_slow: bool) -> None:
-    times = {f"l{index}": (f"net.layers.{index}.mlp", ratio if index == 2 else 1.0) for index in range(4)}
-    assert by_block(profile(**times))[0].verdict.startswith("block 2 takes") is is_slow
 
 
 def layer(name: str, op_type: str = "kgen", metadata: str = "") -> NodeTimes:
