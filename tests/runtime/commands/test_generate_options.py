@@ -1,7 +1,6 @@
 """Flags are drawn from the options' model: names, descriptions, types; their texts become plain values."""
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +70,6 @@ def test_an_option_that_is_true_or_false_is_a_pair_of_flags(flag: str, value: bo
     assert CliRunner().invoke(app, []).output == "{}\n"
 
 
-def test_dcw_flags_are_one_option() -> None:
-    assert flag_values([], [], {"dcw_mode": "pix", "dcw_low": "0.1"}) == {"dcw": {"mode": "pix", "low": 0.1}}
-
-
 @pytest.mark.parametrize(
     ("prompts", "value"),
     [
@@ -90,13 +85,6 @@ def test_prompts_are_a_text_or_weighted_texts(prompts: list[str], value: Any) ->
 def test_repaints_and_adapters_are_texts_that_the_options_read() -> None:
     found = flag_values([], ["0.5:1", "2:3"], {}, ["soft", "hard:.5"])
     assert found == {"repaint": ["0.5:1", "2:3"], "adapters": ["soft", "hard:.5"]}
-
-
-def test_values_are_read_from_files(tmp_path: Path) -> None:
-    (tmp_path / "curve.json").write_text("[1, 2.5]")
-    (tmp_path / "options.json").write_text(json.dumps({"steps": 2}))
-    assert flag_values([], [], {"guidance": f"@{tmp_path / 'curve.json'}"}) == {"guidance": [1, 2.5]}
-    assert file_values(tmp_path / "options.json") == {"steps": 2}
 
 
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -45,17 +45,7 @@ from runtime.commands.terminal import (
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [
-        (errors.ConfigError("a"), 2),
-        (errors.RequestError("a", field="steps"), 2),
-        (errors.ShapeError("a"), 2),
-        (errors.EngineNotBuiltError("a"), 3),
-        (errors.OutOfMemoryError("a"), 3),
-        (errors.BuildError("a"), 3),
-        (errors.NonFiniteError("a"), 4),
-        (errors.TickError("a"), 4),
-        (errors.FileError("a"), 5),
-    ],
+    [(errors.RequestError("a", field="steps"), 2), (errors.ShapeError("a"), 2), (errors.OutOfMemoryError("a"), 3)],
 )
 def test_exit_status_is_that_of_the_nearest_class(error: errors.TickError, status: int) -> None:
     assert exit_status(error) == status
@@ -75,14 +65,6 @@ def test_an_interrupt_has_status_130(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == "error: interrupted; nothing was written\n"
 
 
-def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "nowhere" / "a.json"
-    with pytest.raises(SystemExit) as caught, exit_on_error():
-        path.write_text("{}")
-    assert caught.value.code == 5
-    assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"
-
-
 def test_a_closed_standard_output_has_a_status_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
     class ClosedPipe(io.StringIO):
         def write(self, text: str) -> int:
@@ -99,13 +81,6 @@ class QuietConsole(Console):
 
     def on_broken_pipe(self) -> None:
         raise SystemExit(1)
-
-
-def test_a_full_disk_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught, exit_on_error():
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert caught.value.code == 5
-    assert capsys.readouterr().err == "error: No space left on device\n"
 
 
 def test_other_exceptions_pass_through() -> None:

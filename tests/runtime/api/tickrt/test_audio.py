@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import safetensors
 import soundfile
 
 import tickrt
@@ -34,34 +33,19 @@ def test_length_and_text() -> None:
     assert repr(audio()) == "<tickrt.Audio: 1.00 s, 48000 Hz, 2 channels, seed 3>"
 
 
-@pytest.mark.parametrize("suffix", [".wav", ".flac", ".WAV"])
-def test_a_lossless_file_has_every_sample(suffix: str, tmp_path: Path) -> None:
-    audio().save(tmp_path / f"a{suffix}")
-    read, rate_hz = soundfile.read(tmp_path / f"a{suffix}", dtype="float32")
-    assert rate_hz == RATE_HZ
-    assert np.abs(read - PCM).max() < 1e-4
-
-
-@pytest.mark.parametrize("suffix", [".ogg", ".opus"])
-def test_an_opus_file_has_the_length(suffix: str, tmp_path: Path) -> None:
-    audio().save(str(tmp_path / f"a{suffix}"))
-    assert soundfile.info(tmp_path / f"a{suffix}").frames == pytest.approx(RATE_HZ, abs=8)
-
-
-def test_latents_and_what_they_were_made_with(tmp_path: Path) -> None:
-    audio().save(tmp_path / "a.safetensors")
-    assert np.array_equal(read_latents(tmp_path / "a.safetensors", 4, 100), LATENTS)
-    with safetensors.safe_open(tmp_path / "a.safetensors", "np") as file:
-        assert file.metadata()["frame_rate_hz"] == "25"
-    assert read_metadata(tmp_path / "a.safetensors") == METADATA
-
-
-@pytest.mark.parametrize("suffix", [".wav", ".flac", ".ogg", ".mp3", ".safetensors"])
-def test_metadata_is_in_the_file_unless_it_is_taken_away(suffix: str, tmp_path: Path) -> None:
-    audio().save(tmp_path / f"a{suffix}")
-    assert read_metadata(tmp_path / f"a{suffix}") == METADATA
+@pytest.mark.parametrize("suffix", [".wav", ".WAV", ".flac", ".ogg", ".opus", ".mp3", ".safetensors"])
+def test_a_file_has_what_it_was_made_with_unless_that_is_taken_away(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    audio().save(str(path))
+    assert read_metadata(path) == METADATA
     replace(audio(), metadata=None).save(tmp_path / f"b{suffix}")
     assert b"seed" not in (tmp_path / f"b{suffix}").read_bytes()
+    if suffix == ".safetensors":
+        assert np.array_equal(read_latents(path, 4, 100), LATENTS)
+    else:
+        read, rate_hz = soundfile.read(path, dtype="float32")
+        assert (len(read), rate_hz) == (pytest.approx(RATE_HZ, abs=2000 if suffix == ".mp3" else 8), RATE_HZ)
+        assert suffix not in (".wav", ".WAV", ".flac") or np.abs(read - PCM).max() < 1e-4
 
 
 def test_notes_of_a_score_are_listed_and_saved(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from helpers.factories import TinySpec
 from helpers.odd_audio import DAMAGED
 
 import tickrt
-from runtime.audio.encoding import to_s16
-from runtime.audio.window_decoder import CROSSFADE_S
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.pipeline import open_pipeline
 from runtime.requests.options import GenerationOptions, parse_options
@@ -146,17 +144,6 @@ def test_an_item_that_fails_cancels_the_others(model: tickrt.Model) -> None:
     assert model._pipeline.loop.stats().outcomes["ok"] - before < num_segments
 
 
-def test_a_repaint_keeps_the_samples_of_its_source(model: tickrt.Model, tmp_path: Path) -> None:
-    first = model.generate("a", seconds=2, seed=1)
-    first.save(tmp_path / "a.wav")
-    begin, fade = round(0.8 * RATE_HZ), round(CROSSFADE_S * RATE_HZ)
-    for source in (first, first.pcm, tmp_path / "a.wav"):
-        audio = model.generate("b", source=source, seed=2, repaint=[{"start_s": 0.8, "end_s": 2.0}])
-        exact = to_s16 if isinstance(source, Path) else np.asarray
-        assert np.array_equal(exact(audio.pcm[: begin - fade]), exact(first.pcm[: begin - fade]))
-        assert np.abs(audio.pcm[begin:] - first.pcm[begin:]).max() > 0
-
-
 def test_what_cannot_be_decoded_of_a_source_is_a_warning(model: tickrt.Model, tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_bytes(DAMAGED["cut flac"][0])
     with pytest.warns(UserWarning, match=r"a\.flac: at least 0\.\d\d s of the audio cannot be decoded"):
@@ -181,12 +168,6 @@ def test_sources_are_paths_audio_and_arrays(model: tickrt.Model, tmp_path: Path)
     assert resampled.latents.shape == from_file.latents.shape
     drawn = model.generate("b", target_source=first, target_curve=1.0, seed=2, seconds=1)
     assert np.abs(drawn.latents - first.latents).max() < 0.01
-
-
-def test_condition_tokens_replace_the_prompt(model: tickrt.Model) -> None:
-    tokens = np.random.default_rng(1).standard_normal((5, SPEC.condition_width)).astype(np.float32)
-    audio = model.generate(condition=tokens, seconds=1, seed=1)
-    assert np.abs(audio.latents - model.generate("", seconds=1, seed=1).latents).max() > 0.01
 
 
 @pytest.mark.parametrize(
