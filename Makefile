@@ -59,9 +59,11 @@ test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the 
 test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow and not docs" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
+# Tracing is one thread's work: two processes, each with one thread. They share the tiny exports.
+test-builder: export OMP_NUM_THREADS := 1
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
 	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
-	$(EXPORT_BIN)/python -m pytest -m "builder and export" $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "builder and export" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
@@ -84,9 +86,8 @@ docs: .venv/.installed-docs  ## the site of the documentation, in build/docs
 	@echo "build/docs/index.html"
 
 test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
-	$(BIN)/python -m pytest -m docs $(PYTEST_ARGS) $(DOCS_TESTS)
+	$(BIN)/python -m pytest -m docs --numprocesses 2 --dist loadfile $(PYTEST_ARGS) $(DOCS_TESTS)
 
-# Tracing is one thread's work: two processes, each with one thread, that share the tiny exports.
 test-export: export OMP_NUM_THREADS := 1
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
 	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
