@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.live_parts import Extension, Loop
-from helpers.live_simulation import CHANNELS, HOP, MODEL, Simulation, new_session
+from helpers.live_simulation import CHANNELS, HOP, MODEL, RATE, Simulation, new_session
 from helpers.note_simulation import NOTED, PLUCKED, SHAPED, SILENCE, noted
 
 from runtime.base.errors import RequestError
@@ -119,6 +119,16 @@ def test_the_end_is_continued_when_half_a_canvas_is_left() -> None:
     job = extension.generations.start("s")
     assert (job.segment.start_frame, job.segment.keep_frames, job.is_refresh) == (48, 16, False)
     assert len(job.tail) == 16
+
+
+def test_a_change_generates_again_from_where_it_can_be_heard() -> None:
+    extension = Extension()
+    now_s = extension.play_to(20 * HOP)
+    extension.controls.change({"shift": 2.0}, 1)
+    job = extension.generations.start("s")
+    cut = -(-round((now_s + 0.06 + 0.11) * RATE) // HOP)
+    assert job.is_refresh
+    assert job.segment.start_frame + job.segment.keep_frames in (cut - 1, cut)
 
 
 def test_what_was_heard_stays_when_a_refresh_is_late() -> None:

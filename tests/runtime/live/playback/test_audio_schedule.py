@@ -182,6 +182,16 @@ def test_what_was_played_is_forgotten() -> None:
     assert max(kept[30:]) <= max(kept[:30])
 
 
+def test_the_first_chunk_after_an_underrun_says_so() -> None:
+    schedule = Schedule(model=replace(MODEL, margin_frames=8, window_frames=256))
+    schedule.playhead.lead_s = 2.0
+    schedule.sent()
+    end = schedule.playhead.sent_until
+    schedule.at(5.0).audio.skip_missing(schedule.playhead.ack(Ack(playhead_sample=end + 10)))
+    chunks = [item for now_s in (5.0, 5.5, 6.0, 6.5) for item in schedule.at(now_s).sent()]
+    assert [chunk.is_after_underrun for chunk in chunks if isinstance(chunk, AudioChunk)][:3] == [True, False, False]
+
+
 def test_a_window_that_was_cut_before_an_underrun_says_so_where_it_comes_late() -> None:
     schedule = Schedule()
     end = ranges(schedule.sent())[-1][1]
