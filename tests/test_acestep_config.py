@@ -11,7 +11,6 @@ from helpers.paths import ROOT
 
 from engine_build.export.acestep.bundle_text import AceStepFacts
 from engine_build.request import check_ranges, read_options
-from runtime.base.errors import ConfigError
 from runtime.config.bundle import Bundle, load_bundle
 from runtime.config.deployment import Deployment, load_deployment
 from runtime.pipeline.pipeline import Pipeline
@@ -137,11 +136,3 @@ def test_a_request_gets_the_shortest_canvas_that_holds_it(
     )
     assert segment is not None
     assert segment.frames == frames
-
-
-def test_without_its_bundle_it_says_how_to_make_it(size: Size, deployment: Deployment) -> None:
-    if size.config.with_suffix("").exists():
-        pytest.skip("the bundle is there")
-    with pytest.raises(ConfigError, match=r"there is no bundle at .*acestep-v15") as caught:
-        load_bundle(deployment.bundle)
-    assert "python -m engine_build.export acestep" in str(caught.value.fix)

@@ -89,20 +89,13 @@ def test_requests_keep_the_tail_and_generate_the_other_frames(pipeline: Pipeline
     assert generation.next_request() is None
 
 
-def test_a_long_generation_is_complete_and_repeatable(pipeline: Pipeline) -> None:
+def test_a_long_generation_is_complete_and_repeatable_and_begins_as_a_short_one(pipeline: Pipeline) -> None:
     first = whole(pipeline, LongGeneration(pipeline, options()))
     assert first.shape == (76, C)
     assert np.isfinite(first).all()
     assert np.array_equal(first, whole(pipeline, LongGeneration(pipeline, options())))
     assert np.abs(first - whole(pipeline, LongGeneration(pipeline, options(seed=2)))).max() > 0.01
-
-
-def test_the_first_segment_does_not_depend_on_the_length(pipeline: Pipeline) -> None:
-    long, short = (
-        whole(pipeline, LongGeneration(pipeline, options())),
-        whole(pipeline, LongGeneration(pipeline, options(seconds=1.28))),
-    )
-    assert np.array_equal(long[:T], short)
+    assert np.array_equal(first[:T], whole(pipeline, LongGeneration(pipeline, options(seconds=1.28))))
 
 
 @pytest.fixture(scope="module")
@@ -261,19 +254,6 @@ def test_each_segment_gets_its_part_of_a_long_source(pipeline: Pipeline) -> None
         generation.append(latents(T))
 
 
-def test_repaint_of_a_long_source_keeps_the_other_frames_bit_identical(pipeline: Pipeline) -> None:
-    source = latents(76)
-    result = whole(
-        pipeline,
-        LongGeneration(
-            pipeline, options(seconds=None, repaint=[{"start_s": 1.0, "end_s": 2.0}]), GenerationInputs(source=source)
-        ),
-    )
-    assert np.array_equal(result[:25], source[:25])
-    assert np.array_equal(result[50:], source[50:])
-    assert np.abs(result[25:50] - source[25:50]).max() > 0.01
-
-
 def test_a_source_is_continued(pipeline: Pipeline) -> None:
     source = latents(20)
     generation = LongGeneration(
@@ -416,12 +396,6 @@ def test_the_next_segment_is_in_flight_while_the_last_one_is_used(pipeline: Pipe
     pieces.close()
 
 
-def test_every_segment_starts_and_finishes_once(pipeline: Pipeline) -> None:
-    events: list[Event] = []
-    assert len(list(generate_latents(pipeline, LongGeneration(pipeline, options()), events.append))) == 3
-    assert [type(event) for event in events if isinstance(event, (Started, Finished))] == [Started, Finished] * 3
-
-
 def test_closing_the_generator_cancels_the_segment_in_flight(pipeline: Pipeline) -> None:
     before = pipeline.loop.stats().outcomes
     with second_segment_in_flight(pipeline, LongGeneration(pipeline, options())) as (pieces, _):
@@ -476,9 +450,12 @@ def test_metadata_has_what_was_given_and_digests_of_the_inputs(pipeline: Pipelin
     assert parse_options(first.options) == given
 
 
-def test_the_number_of_steps_counts_all_segments(pipeline: Pipeline) -> None:
-    assert LongGeneration(pipeline, options(steps=5)).num_steps == 3 * 5
+def test_steps_and_events_are_those_of_all_segments(pipeline: Pipeline) -> None:
     assert LongGeneration(pipeline, options()).num_steps == 3 * pipeline.bundle.sampler.steps
+    generation, events = LongGeneration(pipeline, options(steps=5)), list[Event]()
+    assert generation.num_steps == 3 * 5
+    assert len(list(generate_latents(pipeline, generation, events.append))) == 3
+    assert [type(event) for event in events if isinstance(event, (Started, Finished))] == [Started, Finished] * 3
 
 
 @pytest.fixture(scope="module")

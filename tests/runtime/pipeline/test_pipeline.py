@@ -17,7 +17,7 @@ from helpers.reads import bundle_reads
 from numpy.typing import NDArray
 
 from runtime.audio.formats import latents_bytes
-from runtime.base.errors import ConfigError, EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
+from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError, RequestError
 from runtime.config.deployment import ModelIdentity, ShapeRange, load_deployment
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
@@ -153,11 +153,6 @@ def test_a_damaged_codec_or_text_encoder_engine_is_refused(built: Built, tmp_pat
     engine.write_bytes(engine.read_bytes()[:-1] + b"\xff")
     with pytest.raises(EngineMismatchError, match=name):
         open_pipeline(deployment.model_copy(update={"engines": tmp_path / "engines"}))
-
-
-def test_a_missing_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration"):
-        open_pipeline(tmp_path / "none.toml")
 
 
 def test_lengths_come_from_the_shape_ranges(pipeline: Pipeline) -> None:

@@ -128,15 +128,6 @@ def test_a_too_long_text_is_refused(bundle: Bundle, engine: GraphEngine) -> None
     assert engine.feeds == []
 
 
-def test_the_cache_drops_the_text_used_longest_ago(bundle: Bundle, engine: GraphEngine) -> None:
-    text_encoder = TextEncoder(bundle, engine, cache_entries=2)
-    for text in ("a", "b", "a", "c", "a", "b"):
-        text_encoder.encode(text)
-    runs = [len(feeds["y_input_ids"][0]) for feeds in engine.feeds]
-    assert len(runs) == 4  # a, b, c, and b again: it was the oldest when c came
-    assert text_encoder.encode("a") is text_encoder.encode("a")
-
-
 def test_cached_tokens_are_read_only(bundle: Bundle, engine: GraphEngine) -> None:
     with pytest.raises(ValueError, match="read-only"):
         TextEncoder(bundle, engine).encode("a")[0, 0] = 1.0
@@ -253,13 +244,21 @@ def test_the_words_of_several_texts_are_those_of_each(demo: TextEncoder) -> None
     assert demo.words(["kazoo pads", "bass", "pads"]) == PromptWords(("pads", "bass"), ("kazoo",))
 
 
-def test_words_as_text() -> None:
-    assert str(PromptWords(("drums", "fast"), ("lo-fi",))) == "understood: drums, fast · not understood: lo-fi"
-    assert str(PromptWords(("drums",))) == "understood: drums"
-    assert str(PromptWords()) == "understood: nothing"
-    assert PromptWords(("drums",)).is_complete
-    assert not PromptWords().is_complete
-    assert not PromptWords(("drums",), ("lo-fi",)).is_complete
+@pytest.mark.parametrize(
+    ("words", "text", "is_complete"),
+    [
+        (PromptWords(("drums", "fast"), ("lo-fi",)), "understood: drums, fast · not understood: lo-fi", False),
+        (PromptWords(("drums",)), "understood: drums", True),
+        (PromptWords(), "understood: nothing", False),
+        (
+            PromptWords(("drums",), ("violinn trio",), {"violinn": ("violin", "violins")}),
+            "understood: drums · not understood: violinn trio · violinn: violin or violins?",
+            False,
+        ),
+    ],
+)
+def test_words_as_text(words: PromptWords, text: str, is_complete: bool) -> None:
+    assert (str(words), words.is_complete) == (text, is_complete)
 
 
 def test_a_tokenizer_neither_cuts_nor_pads(tmp_path: Path) -> None:
@@ -374,8 +373,3 @@ def test_a_tokenizer_without_a_closed_list_of_words_has_no_near_ones(tmp_path: P
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     assert TextEncoder(load_bundle(folder), engine).words(["wordd5"]) == PromptWords((), ("wordd5",))
-
-
-def test_near_words_in_a_sentence() -> None:
-    words = PromptWords(("drums",), ("violinn trio",), {"violinn": ("violin", "violins")})
-    assert str(words) == "understood: drums · not understood: violinn trio · violinn: violin or violins?"

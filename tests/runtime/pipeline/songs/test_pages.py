@@ -33,6 +33,7 @@ from runtime.pipeline.songs.pages import (
 from runtime.pipeline.songs.planner import plan_seed
 from runtime.pipeline.songs.prompt import SongPrompt
 from runtime.pipeline.structure import StructureCodec
+from runtime.tick.language.constraints import Constraint
 
 PROMPT = SongPrompt((28, 200), (29,), 120, ())
 
@@ -62,6 +63,29 @@ class DemoStructure(StructureCodes):
 
 
 TINY = cast(StructureCodec, TinyStructure())
+
+
+def sections_constraint(
+    *given: int, planner: PlannerSpec = PLANNER, prompt: SongPrompt = PROMPT, has_end: bool = True
+) -> Constraint:
+    """Of a plan's first page, behind tokens that are given."""
+    constraint = sections_page(planner, prompt, None, [], number=0, seed=3, has_end=has_end).order.constraint
+    for token in given:
+        constraint.advance(token)
+    return constraint
+
+
+def codes_constraint(
+    planner: PlannerSpec, section: CodedSection, others: Sequence[CodedSection] = (), most_codes: int | None = None
+) -> Constraint:
+    return codes_page(planner, TINY, section, others or [section], seed=1, most_codes=most_codes).order.constraint
+
+
+def allowed(constraint: Constraint) -> list[int]:
+    """The tokens that may come next."""
+    found = np.zeros(PLANNER.vocabulary, bool)
+    constraint.write_allowed(found)
+    return [int(token) for token in np.flatnonzero(found)]
 
 
 def test_a_page_is_the_one_that_the_planner_was_trained_on() -> None:
@@ -97,13 +121,11 @@ def test_layers_that_a_section_lacks_are_silent_in_its_codes() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"silent": silent})})
     for layers, group, token in (("drums", second, second.first + 2), ("bass", first, first.first + 1)):
         (section,) = sections(f"verse 4 {layers}", made=0)
-        constraint = codes_page(planner, TINY, section, [section], seed=1, most_codes=None).order.constraint
-        seen = set()
+        constraint, seen = codes_constraint(planner, section), set[int]()
         for _ in range(40):
-            allowed = np.zeros(planner.vocabulary, bool)
-            constraint.write_allowed(allowed)
-            seen |= (found := set(np.flatnonzero(allowed).tolist()) & set(group.tokens))
-            constraint.advance(int(np.flatnonzero(allowed)[0]))
+            tokens = allowed(constraint)
+            seen |= (found := {*tokens} & {*group.tokens})
+            constraint.advance(tokens[0])
             assert found in (set(), {token})
         assert seen == {token}
 
@@ -132,12 +154,10 @@ def test_a_layer_that_sounds_is_silent_for_a_bar_at_most() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"silent": {"drums": first + 1}})})
     for layers, expected in (("drums", {len(GRID.code_range(0, 1))}), ("bass", {32})):
         (section,) = sections(f"verse 4 {layers}", made=0)
-        constraint = codes_page(planner, TINY, section, [section], seed=1, most_codes=32).order.constraint
-        runs, count = set[int](), 0
+        constraint, runs, count = codes_constraint(planner, section, most_codes=32), set[int](), 0
         while not constraint.is_done:
-            allowed = np.zeros(planner.vocabulary, bool)
-            constraint.write_allowed(allowed)
-            token = first + 1 if allowed[first + 1] else int(np.flatnonzero(allowed)[0])
+            tokens = allowed(constraint)
+            token = first + 1 if first + 1 in tokens else tokens[0]
             if token in planner.codes.groups[0].tokens:
                 count = count + 1 if token == first + 1 else 0
                 runs.add(count)
@@ -157,14 +177,11 @@ def song_in(key: int, mode: int) -> Song:
 
 def choices(planner: PlannerSpec, section: CodedSection, others: Sequence[CodedSection]) -> list[set[int]]:
     """By group the tokens that may come in the next code of a section, counted from the group's first."""
-    constraint = codes_page(planner, TINY, section, others, seed=1, most_codes=None).order.constraint
+    constraint, found = codes_constraint(planner, section, others), []
     for token in constraint.forced(999):
         constraint.advance(token)
-    found = []
     for group in planner.codes.groups:
-        allowed = np.zeros(planner.vocabulary, bool)
-        constraint.write_allowed(allowed)
-        tokens = np.flatnonzero(allowed).tolist()
+        tokens = allowed(constraint)
         found.append({token - group.first for token in tokens})
         constraint.advance(tokens[0])
     return found
@@ -232,35 +249,25 @@ def test_a_plan_page_gives_what_is_known() -> None:
 
 
 def test_layers_that_the_prompt_leaves_out_are_in_no_section() -> None:
-    for absent, expected in (({"bass": 29}, {20}), ({"drums": 29}, {21}), ({"drums": 29, "bass": 28}, {20, 21, 22})):
-        spec = SPEC.model_copy(update={"absent": absent})
-        planner = PLANNER.model_copy(update={"plan": spec})
+    for absent, expected in (({"bass": 29}, [20]), ({"drums": 29}, [21]), ({"drums": 29, "bass": 28}, [20, 21, 22])):
+        planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"absent": absent})})
         prompt = SongPrompt((28, 29), (), 120, ())
-        constraint = sections_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint
-        for token in (9, 12, 16):
-            constraint.advance(token)
-        allowed = np.zeros(PLANNER.vocabulary, bool)
-        constraint.write_allowed(allowed)
-        assert set(np.flatnonzero(allowed).tolist()) == expected
+        assert allowed(sections_constraint(9, 12, 16, planner=planner, prompt=prompt)) == expected
 
 
 def test_what_the_prompt_names_limits_the_tempo_unless_it_is_given() -> None:
     spec = SPEC.model_copy(update={"tempos": {"4/4": (SPEC.tempo(8), SPEC.tempo(8))}})
-    planner, allowed = PLANNER.model_copy(update={"plan": spec}), np.zeros(PLANNER.vocabulary, bool)
+    planner = PLANNER.model_copy(update={"plan": spec})
     for bpm, expected in ((None, [8]), (SPEC.tempo(9), [9])):
         prompt = SongPrompt((12, 28), (), bpm, ())
-        sections_page(planner, prompt, None, [], number=0, seed=3, has_end=True).order.constraint.write_allowed(allowed)
-        assert np.flatnonzero(allowed).tolist() == expected
+        assert allowed(sections_constraint(planner=planner, prompt=prompt)) == expected
 
 
 def test_tags_are_the_first_sections_and_all_of_a_plan_with_an_end() -> None:
-    tagged = SongPrompt((), (), None, (17, 19))
     for has_end in (True, False):
-        constraint = sections_page(PLANNER, tagged, None, [], number=0, seed=3, has_end=has_end).order.constraint
+        constraint = sections_constraint(prompt=SongPrompt((), (), None, (17, 19)), has_end=has_end)
         for token in (8, 12, 17, 20, 24, 19, 20, 24):
-            allowed = np.zeros(PLANNER.vocabulary, bool)
-            constraint.write_allowed(allowed)
-            assert np.flatnonzero(allowed).tolist() == [token] if token in (17, 19) else allowed[token]
+            assert allowed(constraint) == [token] if token in (17, 19) else token in allowed(constraint)
             constraint.advance(token)
         assert constraint.is_done == has_end
 
@@ -275,10 +282,9 @@ def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_end
     for token in given:
         constraint.advance(token)
     for token in (16, 20, 24) * NEW_SECTIONS:
-        allowed = np.zeros(PLANNER.vocabulary, bool)
-        constraint.write_allowed(allowed)
-        assert allowed[token]
-        assert not allowed[[SPEC.kind.token("break"), SPEC.kind.token("outro"), END_TOKEN]].any()
+        tokens = allowed(constraint)
+        assert token in tokens
+        assert not {SPEC.kind.token("break"), SPEC.kind.token("outro"), END_TOKEN} & {*tokens}
         constraint.advance(token)
     assert constraint.is_done
     assert len(page.read([*given, *(16, 20, 24) * NEW_SECTIONS])[1]) == NEW_SECTIONS
@@ -286,9 +292,8 @@ def test_a_further_page_begins_with_the_last_sections_and_neither_begins_nor_end
 
 def test_the_first_page_of_a_plan_without_end_is_shorter_than_a_song() -> None:
     planner = PLANNER.model_copy(update={"plan": SPEC.model_copy(update={"most_sections": 16})})
-    constraint = sections_page(planner, PROMPT, None, [], number=0, seed=3, has_end=False).order.constraint
-    tokens = [9, 12, *[16, 20, 24] * FIRST_SECTIONS]
-    for place, token in enumerate(tokens):
+    constraint = sections_constraint(planner=planner, has_end=False)
+    for place, token in enumerate([9, 12, *[16, 20, 24] * FIRST_SECTIONS]):
         assert not constraint.is_done, place
         constraint.advance(token)
     assert constraint.is_done
@@ -296,13 +301,8 @@ def test_the_first_page_of_a_plan_without_end_is_shorter_than_a_song() -> None:
 
 def test_the_layers_that_the_prompt_asks_for_are_in_the_main_sections() -> None:
     spec = SPEC.model_copy(update={"named": {"bass": 28, "drums": 29}, "main": ("verse",)})
-    planner = PLANNER.model_copy(update={"plan": spec})
-    constraint = sections_page(planner, PROMPT, None, [], number=0, seed=3, has_end=True).order.constraint
-    for token in (9, 12, SPEC.kind.token("verse")):
-        constraint.advance(token)
-    allowed = np.zeros(PLANNER.vocabulary, bool)
-    constraint.write_allowed(allowed)
-    found = [SPEC.layers.value(token) for token in np.flatnonzero(allowed).tolist()]
+    constraint = sections_constraint(9, 12, SPEC.kind.token("verse"), planner=PLANNER.model_copy(update={"plan": spec}))
+    found = [SPEC.layers.value(token) for token in allowed(constraint)]
     assert found == [value for value in SPEC.layers.values if "bass" in value]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import Built
 from helpers.factories import MEANING, TinySpec
+from helpers.lock_check import lock_checked
 from helpers.paths import ROOT
 from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, hints_of
@@ -27,7 +28,7 @@ from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.generation import LongGeneration, generate_latents
 from runtime.pipeline.meanings import PromptReader
 from runtime.pipeline.pipeline import Pipeline, open_pipeline
-from runtime.pipeline.songs.planner import Caller, Planner
+from runtime.pipeline.songs.planner import Caller, Planner, plan_seed
 from runtime.pipeline.songs.planning import is_planned
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning
@@ -439,3 +440,22 @@ def test_a_loop_that_has_ended_makes_no_plan(deployment: Deployment) -> None:
         generation = LongGeneration(opened, options())
     with pytest.raises(DrainingError):
         codes(generation)
+
+
+def test_a_caller_that_leaves_ends_what_it_waits_for_once() -> None:
+    calls = list[str]()
+    caller = lock_checked(Caller, "_on_leave")("someone")
+    caller.on_leave(lambda: calls.append("earlier"))
+    caller.on_leave(lambda: calls.append("newest"))
+    assert not caller.has_left
+    caller.leave()
+    caller.leave()
+    assert (calls, caller.has_left) == (["newest"], True)
+    caller.on_leave(lambda: calls.append("late"))
+    assert calls == ["newest", "late"]
+
+
+def test_every_sequence_of_a_plan_has_a_seed_of_its_own() -> None:
+    seeds = {plan_seed(seed, *numbers) for seed in (1, 2) for numbers in ((0,), (1,), (0, 1), (-1, 0))}
+    assert len(seeds) == 8
+    assert plan_seed(1, 0) == plan_seed(1, 0)
