@@ -470,6 +470,22 @@ def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_t
     assert (start, "break", 1) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
 
 
+def test_an_edit_that_is_being_made_can_be_edited_again_where_it_begins() -> None:
+    simulation = planned_session(4.0)
+    plan, song, form = simulation.session.plan, maker(simulation), simulation._form
+    start, later = (section.start_frame for section in plan.sections[-2:])
+    verse = NewSection(kind="verse", layers=["drums"], bars=2)
+    song.edit(SetPlan(seq=1, start_s=start / FRAME_RATE, sections=[BREAK, BREAK]), 0)
+    work = song.work(0, 0)
+    song.edit(SetPlan(seq=2, start_s=start / FRAME_RATE, sections=[verse]), 0)
+    with pytest.raises(RequestError, match="not the start of a section"):  # another one may begin there now
+        song.edit(SetPlan(seq=3, start_s=later / FRAME_RATE, sections=[BREAK]), 0)
+    while work is not None and song.has_edits:
+        song.made(work.number, make_part(form, work))
+        work = song.work(0, 0)
+    assert (start, "verse", 2) in [(each.start_frame, each.kind, each.bars) for each in plan.sections]
+
+
 def test_an_edit_that_is_refused_when_it_is_made_has_its_seq() -> None:
     simulation = planned_session(4.0)
     start_s = told(simulation).sections[-1].start_s
