@@ -16,10 +16,8 @@ from helpers.paths import ROOT
 from runtime.base import errors
 from runtime.base.errors import (
     CheckpointError,
-    EngineDeadError,
     EngineError,
     InternalError,
-    QueueFullError,
     RequestError,
     TickError,
     did_you_mean,
@@ -36,6 +34,7 @@ KINDS = [
 
 def test_every_error_is_a_tick_error_with_a_code_of_its_own() -> None:
     assert all(issubclass(kind, TickError) for kind in KINDS)
+    assert issubclass(errors.EngineDeadError, EngineError)
     assert len({kind.code for kind in KINDS}) == len(KINDS)
 
 
@@ -72,14 +71,6 @@ def test_an_error_of_another_field_keeps_what_it_says_and_its_fix() -> None:
 def test_a_similar_name_is_asked_for() -> None:
     assert did_you_mean("guidnce", ["steps", "guidance"]) == "did you mean guidance?"
     assert did_you_mean("colour", ["steps", "guidance"]) == ""
-
-
-def test_a_full_queue_says_when_to_retry() -> None:
-    assert QueueFullError("the queue is full", retry_after_s=2.5).retry_after_s == 2.5
-
-
-def test_a_dead_engine_is_caught_as_an_engine_error() -> None:
-    assert issubclass(EngineDeadError, EngineError)
 
 
 @pytest.mark.parametrize("kind", KINDS)
