@@ -311,6 +311,23 @@ def test_after_a_restart_the_same_codes_follow_also_those_of_an_edit_that_was_no
     assert told(restarted).sections[-1].index > 10
 
 
+def test_a_plan_that_failed_for_long_begins_where_it_can_be_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, hints_of = planned_session(plan_s=0.5), SimulatedForm.hints
+
+    def hints(form: SimulatedForm, start_frame: int, frames: int) -> Any:
+        if simulation.now_s < 20.0:
+            raise EngineError("failed")
+        return hints_of(form, start_frame, frames)
+
+    monkeypatch.setattr(SimulatedForm, "hints", hints)
+    simulation.run(30.0)
+    assert not simulation.session.plan.is_known
+    simulation.run(8.0)
+    found = heard_hints(simulation)
+    assert found[max(found)] == simulation.planned(max(found))
+    assert simulation.session.playhead.underruns == 0
+
+
 def test_a_plan_that_fails_for_many_hours_is_still_tried_again() -> None:
     song = maker(planned_session())
     for _ in range(1100):
