@@ -1,12 +1,13 @@
 """The student: one decoder that jumps from a time t to a time r < t, distilled from the bundle's own guided decoder.
 
 `u(x, t, r, g)` is the mean velocity of the guided teacher from t to r (Geng et al., "Mean Flows", 2025), so that
-x_r = x - (t - r) u in one row. At r = t and g = 1 it is the velocity that the decoder had before. The teacher's
-solutions are computed once and used for many pairs of times; a part of the student's inputs are its own results, whose
-target is the teacher's point all the same: errors of one jump are corrected by the next.
+x_r = x - (t - r) u in one row. At r = t and g = 1 it is the velocity that the decoder had before. Every step has songs
+and noise of its own, which the teacher takes a part of the way: of solutions that are used again and again a student
+learns the notes of their noise by heart. A part of the states are the student's own: it learns to go on from them.
 """
 
 import copy
+import itertools
 import json
 import math
 import time
@@ -20,45 +21,45 @@ import torch
 from torch import Tensor
 
 from configs.demo.recipe.corpus.batches import Pool, draw_batch, draw_songs, make_pool
-from configs.demo.recipe.latents import CANVAS_FRAMES, SILENCE
+from configs.demo.recipe.latents import CANVAS_FRAMES, SILENCE, FloatArray
 from configs.demo.recipe.structure import hints_of
 from configs.demo.recipe.student import JumpDecoder, new_student
-from configs.demo.recipe.teacher import Adapters, Solutions, read_parts, shifted, solve, with_known
+from configs.demo.recipe.teacher import Adapters, Given, Solutions, given_of, read_parts, shifted, solve
 from configs.demo.recipe.train import WEIGHT_TIME
 
-# Pairs lie as far from each other as steps of 3 to 24 do, in parts of the schedule.
-SHORTEST_JUMP: Final = 0.04
+# Of the way, before the shift: jumps are as long as steps of 3 to 16 are, the teacher's steps as those of 20.
+SHORTEST_JUMP: Final = 0.06
 LONGEST_JUMP: Final = 0.4
-SHORTEST_OWN: Final = 0.12
+TEACHER_STEP: Final = 0.05
+MOST_OWN_JUMPS: Final = 3
+JUDGED_JUMPS: Final = (2, 3, 4, 6)
 # Below this time an error of the clean latents counts no more than at it: early errors grow on the way.
 JUMP_WEIGHT_TIME: Final = 0.6
 
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """The recipe, in float32. It ends after `steps` of the optimizer."""
+    """The recipe, in float32. It ends after `steps` of the optimizer, 110 minutes of two cores."""
 
-    steps: int = 6_000
+    steps: int = 7_000
     batch_size: int = 16
-    learning_rate: float = 2e-4
+    learning_rate: float = 3e-4
     weight_decay: float = 0.01
-    warmup_steps: int = 200
+    warmup_steps: int = 100
     average_decay: float = 0.998
     num_songs: int = 6_000
-    teacher_steps: int = 24
-    teacher_rows: int = 32
-    held: int = 1024  # solutions at a time
-    uses: int = 8  # of each solution, on average
+    judge_steps: int = 40
     base_share: float = 0.2
     own_share: float = 0.5
+    from_noise_share: float = 0.25
     seed: int = 3
     threads: int = 2
     checkpoint_every: int = 200
-    log_every: int = 100
+    log_every: int = 50
 
 
 class Distiller:
-    """Owns student, its average, the optimizer, the solutions and the step count."""
+    """Owns student, its average, the optimizer and the step count."""
 
     def __init__(self, config: DistillConfig, folder: Path) -> None:
         torch.set_num_threads(config.threads)
@@ -71,8 +72,7 @@ class Distiller:
         self.optimizer = torch.optim.AdamW(
             self.student.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay
         )
-        self.step, self.elapsed_s, self.solved = 0, 0.0, 0
-        self.held: list[Solutions] = []
+        self.step, self.elapsed_s = 0, 0.0
 
     def save(self, path: Path) -> None:
         """Write a checkpoint; a reader never sees half of one."""
@@ -83,7 +83,6 @@ class Distiller:
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "elapsed_s": self.elapsed_s,
-            "solved": self.solved,
         }
         partial_file = path.with_suffix(".partial")
         torch.save(state, partial_file)
@@ -95,7 +94,7 @@ class Distiller:
         self.student.load_state_dict(state["student"])
         self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.elapsed_s, self.solved = int(state["step"]), float(state["elapsed_s"]), int(state["solved"])
+        self.step, self.elapsed_s = int(state["step"]), float(state["elapsed_s"])
 
     def learning_rate(self) -> float:
         """Warm up, then a cosine to 0."""
@@ -103,28 +102,19 @@ class Distiller:
         left = 0.5 * (1.0 + math.cos(math.pi * min(1.0, self.step / self.config.steps)))
         return self.config.learning_rate * warm * left
 
-    def refill(self, pool: Pool) -> None:
-        """New solutions for what has been used."""
-        rows, config = self.config.teacher_rows, self.config
-        most = config.held // rows
-        due = min(most, 4 + self.step) if len(self.held) < most else 0
-        due = max(due - len(self.held), 1 if self.step * config.batch_size * 1.0 / config.uses > self.solved else 0)
-        for _ in range(due):
-            rng = np.random.default_rng([config.seed, 1, self.solved])
-            frames = CANVAS_FRAMES if rng.random() < 0.85 else CANVAS_FRAMES // 2
-            solutions = solve(self.parts, draw_batch(pool, rng, rows, frames), config.teacher_steps, rng, self.adapters)
-            self.held = [*self.held[-(most - 1) :], solutions]
-            self.solved += rows
-
     def train_step(self, pool: Pool) -> tuple[float, float]:
         """One optimizer step: the losses of jumps and of the velocity before."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         rng = np.random.default_rng([self.config.seed, 2, self.step])
-        solutions = self.held[int(rng.integers(len(self.held)))]
+        frames = CANVAS_FRAMES if rng.random() < 0.85 else CANVAS_FRAMES // 2
         num_base = round(self.config.base_share * self.config.batch_size)
-        jump = self.jump_loss(solutions, rng, self.config.batch_size - num_base)
-        base = self.base_loss(solutions, rng, num_base)
+        size = (self.config.batch_size - num_base) // 2  # each solution has two jumps
+        given = given_of(self.parts, draw_batch(pool, rng, size + num_base, frames), rng)
+        self.adapters.choose(0)
+        base = self.base_loss(given.rows(slice(size, None)), rng)
+        self.adapters.draw(rng)
+        jump = self.jump_loss(given.rows(slice(size)), rng)
         loss = jump + base * num_base / self.config.batch_size
         loss.backward()
         self.adapters.choose(0)
@@ -136,82 +126,89 @@ class Distiller:
         torch._foreach_lerp_(list(self.average.parameters()), [p.detach() for p in self.student.parameters()], weight)
         return float(jump.item()), float(base.item())
 
-    def jump_loss(self, solutions: Solutions, rng: np.random.Generator, size: int) -> Tensor:
-        """Of jumps between random pairs of times, some of them from the student's own points."""
-        count, steps = solutions.guidance.shape[0], len(solutions.states) - 1
-        rows = torch.from_numpy(rng.choice(count, size, replace=size > count))
-        begin, end = draw_pairs(rng, size, steps)
-        state, target = self._at(solutions, rows, begin), self._at(solutions, rows, end)
-        start, stop = solutions.times[begin, rows], solutions.times[end, rows]
-        self.adapters.choose(int(solutions.adapters[0]))
-        given = solutions.guidance[rows], solutions.tokens[rows], solutions.keep[rows], solutions.context[rows]
-        if self.step > self.config.warmup_steps and rng.random() < self.config.own_share:
-            before = torch.from_numpy(np.maximum(0, begin.numpy() - rng.integers(1, steps // 3, size)))
-            earlier, early = self._at(solutions, rows, before), solutions.times[before, rows]
-            with torch.no_grad():
-                found = self.student.jump_clean(earlier, (early, start), *given)
-                ratio = (start / early)[:, None, None]
-                own = ratio * earlier + (1.0 - ratio) * found
-                own = with_known(own, start[:, None, None], solutions.noise[rows], given[3])
-            # Errors of the student's points cannot be mended by a short jump.
-            is_own = ((before < begin) & (end - begin >= SHORTEST_OWN * steps))[:, None, None]
-            state = torch.where(is_own, own, state)
+    def jump_loss(self, given: Given, rng: np.random.Generator) -> Tensor:
+        """Of two jumps of each row, of which the teacher goes a part of the way: all of that, and a part of it."""
+        size, config = given.size, self.config
+        length = rng.uniform(SHORTEST_JUMP, LONGEST_JUMP)
+        steps = max(2, math.ceil(length / TEACHER_STEP))
+        first = given.start.numpy() * np.where(rng.random(size) < config.from_noise_share, 1.0, rng.uniform(0, 1, size))
+        first = np.maximum(first, 0.02)
+        way = first[None] - np.linspace(0.0, 1.0, steps + 1)[:, None] * np.minimum(length, first)[None]  # [N + 1, B]
+        times = shifted(torch.from_numpy(way.astype(np.float32)).clamp(min=0.0))
+        is_own = self.step > config.warmup_steps and rng.random() < config.own_share
+        states = given.noised(times[0])
+        if is_own:
+            own = play(self.student, given, self._own_way(given, first, rng))
+            states = torch.where(torch.from_numpy(first < given.start.numpy())[:, None, None], own, states)
+        solved = solve(self.parts, given, times, states)
+        begin = rng.integers(0, steps, size)
+        end = begin + 1 + (rng.random(size) * (steps - begin)).astype(int)
+        losses = [
+            self._loss_of(given, solved, *(torch.from_numpy(each) for each in pair))
+            for pair in ((np.zeros(size, int), np.full(size, steps)), (begin, end))
+        ]
+        return torch.stack(losses).mean()
+
+    def _own_way(self, given: Given, first: FloatArray, rng: np.random.Generator) -> Tensor:
+        """Times `[N + 1, B]` of jumps that lead to where the teacher begins."""
+        count = int(rng.integers(1, MOST_OWN_JUMPS + 1))
+        start = given.start.numpy()
+        way = start[None] - np.linspace(0.0, 1.0, count + 1)[:, None] * np.maximum(start - first, 0.0)[None]
+        return shifted(torch.from_numpy(way.astype(np.float32)))
+
+    def _loss_of(self, given: Given, solved: Solutions, begin: Tensor, end: Tensor) -> Tensor:
+        rows = torch.arange(given.size)
+        state, target = solved.states[begin, rows], solved.states[end, rows]
+        start, stop = solved.times[begin, rows], solved.times[end, rows]
         t, r = start[:, None, None], stop[:, None, None]
-        wanted = state - t * (state - target) / (t - r)
-        found = self.student.jump_clean(state, (start, stop), *given)
-        return torch.mean(solutions.weight[rows] * ((found - wanted) / t.clamp(min=JUMP_WEIGHT_TIME)) ** 2)
+        wanted = state - t * (state - target) / (t - r).clamp(min=1e-4)
+        found = self.student.jump_clean(state, (start, stop), given.guidance, *given.condition)
+        return torch.mean(given.weight * ((found - wanted) / t.clamp(min=JUMP_WEIGHT_TIME)) ** 2)
 
-    def base_loss(self, solutions: Solutions, rng: np.random.Generator, size: int) -> Tensor:
-        """Of the velocity at r = t without guidance, at the same states: what it was before, also without prompt."""
-        rows = torch.from_numpy(rng.choice(solutions.guidance.shape[0], size, replace=False))
-        begin = torch.from_numpy(rng.integers(0, len(solutions.states) - 1, size))
-        state, time_ = self._at(solutions, rows, begin), solutions.times[begin, rows]
-        keep = solutions.keep[rows].clone()
-        keep[torch.from_numpy(rng.random(size) < 0.4), 3:] = 0.0
-        given = solutions.tokens[rows], keep, solutions.context[rows]
+    def base_loss(self, given: Given, rng: np.random.Generator) -> Tensor:
+        """Of the velocity at r = t without guidance: what it was before, also without prompt."""
+        time_ = shifted(torch.from_numpy(rng.uniform(0.02, 1.0, given.size).astype(np.float32)) * given.start)
+        state, (tokens, keep, context) = given.noised(time_), given.condition
+        keep = keep.clone()
+        keep[torch.from_numpy(rng.random(given.size) < 0.4), 3:] = 0.0
         with torch.no_grad():
-            wanted = self.parts.clean(state, time_, *given)
-        found = self.student.jump_clean(state, (time_, time_), torch.ones(size), *given)
-        weight = solutions.weight[rows] / time_[:, None, None].clamp(min=WEIGHT_TIME) ** 2
+            wanted = self.parts.clean(state, time_, tokens, keep, context)
+        found = self.student.jump_clean(state, (time_, time_), torch.ones_like(time_), tokens, keep, context)
+        weight = given.weight / time_[:, None, None].clamp(min=WEIGHT_TIME) ** 2
         return torch.mean(weight * (found - wanted) ** 2)
-
-    @staticmethod
-    def _at(solutions: Solutions, rows: Tensor, index: Tensor) -> Tensor:
-        return solutions.states[index, rows]
-
-
-def draw_pairs(rng: np.random.Generator, size: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Indices of times, of where jumps begin and end: a length within the two above, or to the end."""
-    begin = rng.integers(0, steps, size)
-    length = np.maximum(1, np.round(rng.uniform(SHORTEST_JUMP, LONGEST_JUMP, size) * steps)).astype(int)
-    end = np.where(rng.random(size) < 0.1, steps, np.minimum(begin + length, steps))
-    return torch.from_numpy(begin), torch.from_numpy(end)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def play(decoder: JumpDecoder, solutions: Solutions, times: list[float]) -> Tensor:
-    """What jumps through these times make of the solutions' noise: clean latents `[B, T, C]`."""
-    state = solutions.states[0]
-    for index, begin in enumerate(times):
-        end = times[index + 1] if index + 1 < len(times) else 0.0
-        start, stop = (torch.full_like(solutions.guidance, value) for value in (begin, end))
-        state = with_known(state, start[:, None, None], solutions.noise, solutions.context)
-        given = solutions.guidance, solutions.tokens, solutions.keep, solutions.context
-        found = decoder.jump_clean(state, (start, stop), *given)
-        state = end / begin * state + (1.0 - end / begin) * found
-    return with_known(state, torch.zeros(()), solutions.noise, solutions.context)
+def play(decoder: JumpDecoder, given: Given, times: Tensor) -> Tensor:
+    """Where jumps through times `[N + 1, B]` lead from the first of them `[B, T, C]`."""
+    state = given.noised(times[0])
+    for start, stop in itertools.pairwise(times):
+        found = decoder.jump_clean(state, (start, stop), given.guidance, *given.condition)
+        ratio = (stop / start.clamp(min=1e-6))[:, None, None]
+        state = given.with_known(ratio * state + (1.0 - ratio) * found, stop)
+    return state
 
 
-def judged(decoder: JumpDecoder, solutions: Solutions, counts: tuple[int, ...] = (2, 3, 4, 6)) -> dict[str, float]:
+def judged(
+    decoder: JumpDecoder, given: Given, clean: Tensor, counts: tuple[int, ...] = (2, 3, 4, 6)
+) -> dict[str, float]:
     """By number of jumps the mean distance |x - x*| / |x* - silence| from solutions that begin with noise."""
-    last, found = solutions.states[-1], {}
-    is_whole = solutions.times[0] > 0.999
-    for count in counts:
-        times = [float(each) for each in shifted(torch.linspace(1.0, 0.0, count + 1))[:-1]]
-        error = (play(decoder, solutions, times) - last).flatten(1).norm(dim=1)
-        far = error / (last - SILENCE).flatten(1).norm(dim=1)
-        found[f"distance_{count}"] = float(far[is_whole].mean())
+    found = {}
+    for count in JUDGED_JUMPS:
+        times = shifted(torch.linspace(1.0, 0.0, count + 1)[:, None].expand(-1, given.size))
+        error = (play(decoder, given, times) - clean).flatten(1).norm(dim=1)
+        found[f"distance_{count}"] = float((error / (clean - SILENCE).flatten(1).norm(dim=1)).mean())
     return found
+
+
+def judge_of(worker: Distiller) -> tuple[Given, Tensor]:
+    """Rows of other songs that begin with noise, and the teacher's converged solutions of them."""
+    others = make_pool(draw_songs(64, 1_000_003), 1_000_003, partial(hints_of, worker.parts.tokenizer))
+    rng = np.random.default_rng(7)
+    given = given_of(worker.parts, draw_batch(others, rng, 24, CANVAS_FRAMES), rng)
+    given = given.rows(given.start == 1.0)
+    way = shifted(torch.linspace(1.0, 0.0, worker.config.judge_steps + 1)[:, None].expand(-1, given.size))
+    return given, solve(worker.parts, given, way, given.noise).states[-1]
 
 
 def distill(config: DistillConfig, folder: Path, checkpoint: Path) -> Distiller:
@@ -220,22 +217,19 @@ def distill(config: DistillConfig, folder: Path, checkpoint: Path) -> Distiller:
     if checkpoint.exists():
         worker.load(checkpoint)
     pool = make_pool(draw_songs(config.num_songs, config.seed), config.seed, partial(hints_of, worker.parts.tokenizer))
-    others = make_pool(draw_songs(64, 1_000_003), 1_000_003, partial(hints_of, worker.parts.tokenizer))
-    rng = np.random.default_rng(7)
-    judge = solve(worker.parts, draw_batch(others, rng, 32, CANVAS_FRAMES), 2 * config.teacher_steps, rng)
+    judge = judge_of(worker)
     losses: list[tuple[float, float]] = []
     while worker.step < config.steps:
         begin = time.monotonic()
-        worker.refill(pool)
         losses.append(worker.train_step(pool))
         worker.elapsed_s += time.monotonic() - begin
         if worker.step % config.log_every == 0:
             jump, base = np.mean(losses, axis=0)
-            _log(step=worker.step, jump=float(jump), base=float(base), solved=worker.solved, elapsed_s=worker.elapsed_s)
+            _log(step=worker.step, jump=float(jump), base=float(base), elapsed_s=worker.elapsed_s)
             losses.clear()
         if worker.step % config.checkpoint_every == 0 or worker.step >= config.steps:
             worker.save(checkpoint)
-            _log(step=worker.step, **judged(worker.average, judge))
+            _log(step=worker.step, **judged(worker.average, *judge))
     return worker
 
 

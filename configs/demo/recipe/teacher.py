@@ -1,5 +1,6 @@
 """The bundle's own decoder as a teacher: its weights in torch, and what it generates, step by step, guided."""
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -125,18 +126,65 @@ def load_graph(decoder: nn.Module, model: onnx.ModelProto) -> None:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What B rows are generated from, and how they are guided: `noise` and `clean` `[B, T, C]`, `guidance` `[B]`.
+
+    condition: tokens `[B, L, D]`, their mask `[B, L]` and context `[B, T, 2C]`; negative: the mask of the negative.
+    start `[B]`: the longest time before the shift, below 1 of rows that begin with their clean latents.
+    """
+
+    clean: Tensor
+    noise: Tensor
+    guidance: Tensor
+    condition: tuple[Tensor, Tensor, Tensor]
+    negative: Tensor
+    weight: Tensor
+    start: Tensor
+
+    @property
+    def size(self) -> int:
+        """B."""
+        return len(self.guidance)
+
+    def rows(self, chosen: slice | Tensor) -> "Given":
+        """Some of them."""
+        tokens, keep, context = (each[chosen] for each in self.condition)
+        return Given(
+            self.clean[chosen], self.noise[chosen], self.guidance[chosen], (tokens, keep, context),
+            self.negative[chosen], self.weight[chosen], self.start[chosen],
+        )  # fmt: skip
+
+    def noised(self, time: Tensor) -> Tensor:
+        """The clean latents at times `[B]`, with the known frames."""
+        t = time[:, None, None]
+        return self.with_known(t * self.noise + (1.0 - t) * self.clean, time)
+
+    def with_known(self, state: Tensor, time: Tensor) -> Tensor:
+        """Known frames as they are at times `[B]`."""
+        known, generate = self.condition[2].chunk(2, dim=-1)
+        t = time[:, None, None]
+        return generate * state + (1.0 - generate) * (t * self.noise + (1.0 - t) * known)
+
+
+def given_of(parts: Parts, batch: Batch, rng: np.random.Generator) -> Given:
+    """A batch's rows; a quarter of those without known frames begin with their clean latents."""
+    clean, noise, context = (torch.from_numpy(each) for each in (batch.latents, batch.noise, batch.context))
+    size = clean.shape[0]
+    tokens, keep, negative = parts.condition(batch)
+    is_free = context[:, :, clean.shape[2] :].amin(dim=(1, 2)) > 0
+    starts = np.where(is_free.numpy() & (rng.random(size) < 0.25), rng.uniform(0.3, 1.0, size), 1.0)
+    return Given(
+        clean, noise, torch.from_numpy(draw_guidance(rng, size)), (tokens, keep, context), negative,
+        torch.from_numpy(batch.weight), torch.from_numpy(starts.astype(np.float32)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Solutions:
-    """Solutions of the teacher: states `[N + 1, B, T, C]` at times `[N + 1, B]`, and what they are solutions of."""
+    """A part of the teacher's way: states `[N + 1, B, T, C]` at times `[N + 1, B]`."""
 
     states: Tensor
     times: Tensor
-    guidance: Tensor
-    tokens: Tensor
-    keep: Tensor
-    context: Tensor
-    noise: Tensor
-    weight: Tensor
-    adapters: Tensor  # int64 `[B]`; 0: none
 
 
 def shifted(times: Tensor) -> Tensor:
@@ -158,50 +206,26 @@ def guided(positive: Tensor, negative: Tensor, guidance: Tensor) -> Tensor:
     return positive + (guidance - 1.0) * change
 
 
-def with_known(state: Tensor, time: Tensor, noise: Tensor, context: Tensor) -> Tensor:
-    """Known frames as they are at a time."""
-    known, generate = context.chunk(2, dim=-1)
-    return generate * state + (1.0 - generate) * (time * noise + (1.0 - time) * known)
-
-
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def solve(
-    parts: Parts, batch: Batch, steps: int, rng: np.random.Generator, adapters: "Adapters | None" = None
-) -> Solutions:
-    """Solutions by `ab2`, guided; of batches with a longest time below 1, from the noised clean latents."""
-    clean, noise, context = (torch.from_numpy(each) for each in (batch.latents, batch.noise, batch.context))
-    size = clean.shape[0]
-    guidance = torch.from_numpy(draw_guidance(rng, size))
-    tokens, keep, negative = parts.condition(batch)
-    is_free = context[:, :, clean.shape[2] :].amin(dim=(1, 2)) > 0
-    starts = np.where(is_free.numpy() & (rng.random(size) < 0.25), rng.uniform(0.3, 1.0, size), 1.0)
-    start = torch.from_numpy(starts.astype(np.float32))  # before the shift
-    grid = shifted(torch.linspace(1.0, 0.0, steps + 1)[:, None] * start[None])  # [N + 1, B]
-    first = grid[0][:, None, None]
-    state = first * noise + (1.0 - first) * clean
-    adapter = 0 if adapters is None else adapters.draw(rng)
+def solve(parts: Parts, given: Given, times: Tensor, state: Tensor) -> Solutions:
+    """The guided teacher's way through times `[N + 1, B]` by `ab2`, from a state at the first of them."""
     states, before = [], None
-    for index in range(steps):
-        now, then = grid[index][:, None, None], grid[index + 1][:, None, None]
-        state = with_known(state, now, noise, context)
+    tokens, keep, context = given.condition
+    both = [torch.cat([each, each]) for each in (tokens, context)]
+    for now, then in itertools.pairwise(times):
+        state = given.with_known(state, now)
         states.append(state)
-        twice = [torch.cat([each, each]) for each in (state, grid[index], tokens)]
-        sides = parts.velocity(*twice, torch.cat([keep, negative]), torch.cat([context, context]))
+        sides = parts.velocity(
+            torch.cat([state, state]), torch.cat([now, now]), both[0], torch.cat([keep, given.negative]), both[1]
+        )
         positive, opposite = sides.chunk(2)
-        velocity = guided(positive, opposite, guidance[:, None, None])
-        taken, length = velocity, then - now
-        if before is not None and index < steps - 1:
-            at_middle = (before[1] + length / 2) / before[1]
-            taken = (1.0 - at_middle) * before[0] + at_middle * velocity
+        velocity = guided(positive, opposite, given.guidance[:, None, None])
+        taken, length = velocity, (then - now)[:, None, None]
+        if before is not None and bool((then > 0).all()):
+            taken = velocity + length / (2 * before[1].clamp(max=-1e-6)) * (velocity - before[0])
         before = velocity, length
         state = state + length * taken
-    state = with_known(state, torch.zeros(()), noise, context)
-    if adapters is not None:
-        adapters.choose(0)
-    return Solutions(
-        torch.stack([*states, state]), grid, guidance, tokens, keep, context, noise,
-        torch.from_numpy(batch.weight), torch.full((size,), adapter),
-    )  # fmt: skip
+    return Solutions(torch.stack([*states, given.with_known(state, times[-1])]), times)
 
 
 def draw_guidance(rng: np.random.Generator, size: int) -> FloatArray:

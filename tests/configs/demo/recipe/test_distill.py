@@ -30,31 +30,35 @@ def parts() -> teacher.Parts:
 
 
 @pytest.fixture(scope="module")
-def solutions(parts: teacher.Parts) -> teacher.Solutions:
+def given(parts: teacher.Parts) -> teacher.Given:
     pool = make_pool(draw_songs(4, 5), 5, partial(hints_of, parts.tokenizer))
-    return teacher.solve(parts, draw_batch(pool, np.random.default_rng(1), 4, FRAMES), 6, np.random.default_rng(2))
+    return teacher.given_of(parts, draw_batch(pool, np.random.default_rng(1), 4, FRAMES), np.random.default_rng(2))
 
 
-def test_the_weights_are_those_of_the_graph(parts: teacher.Parts, solutions: teacher.Solutions) -> None:
+def way(given: teacher.Given, steps: int) -> torch.Tensor:
+    """Times `[N + 1, B]` from each row's longest one to 0."""
+    return teacher.shifted(torch.linspace(1.0, 0.0, steps + 1)[:, None] * given.start[None])
+
+
+def test_the_weights_are_those_of_the_graph(parts: teacher.Parts, given: teacher.Given) -> None:
     ort = pytest.importorskip("onnxruntime")
     time = torch.full((4,), 0.6)
-    given = solutions.noise, time, solutions.tokens, solutions.keep, solutions.context
+    inputs = given.noise, time, *given.condition
     with torch.no_grad():
-        found = parts.velocity(*given).numpy()
+        found = parts.velocity(*inputs).numpy()
     session = ort.InferenceSession(BUNDLE / "decoder.onnx")
     names = ("hidden_states", "timestep", "encoder_hidden_states", "condition_mask", "context_latents")
-    arrays = dict(zip(names, (each.numpy() for each in given), strict=True))
+    arrays = dict(zip(names, (each.numpy() for each in inputs), strict=True))
     if bundle_text.jumps(onnx.load(BUNDLE / "decoder.onnx")):
         arrays |= {"timestep_r": time.numpy(), "guidance": np.ones(4, np.float32)}
     assert np.abs(session.run(None, arrays)[0] - found).max() < 1e-4
 
 
-def test_a_new_student_has_the_velocities_of_its_teacher(parts: teacher.Parts, solutions: teacher.Solutions) -> None:
+def test_a_new_student_has_the_velocities_of_its_teacher(parts: teacher.Parts, given: teacher.Given) -> None:
     jumping, time = student.new_student(parts.decoder), torch.full((4,), 0.6)
-    given = solutions.tokens, solutions.keep, solutions.context
     with torch.no_grad():
-        before = parts.clean(solutions.noise, time, *given)
-        found = jumping.jump_clean(solutions.noise, (time, time), torch.ones(4), *given)
+        before = parts.clean(given.noise, time, *given.condition)
+        found = jumping.jump_clean(given.noise, (time, time), torch.ones(4), *given.condition)
     assert torch.equal(before, found)
 
 
@@ -76,22 +80,34 @@ def test_a_student_takes_its_teachers_place_in_the_bundle(parts: teacher.Parts, 
     assert all(torch.equal(value, again[name]) for name, value in jumping.state_dict().items())
 
 
-def test_known_frames_of_a_solution_are_those_that_were_given(solutions: teacher.Solutions) -> None:
-    known, generate = solutions.context.chunk(2, dim=-1)
-    assert torch.equal(solutions.states[-1][generate == 0], known[generate == 0])
-    assert torch.isfinite(solutions.states).all()
-    assert (solutions.times[:-1] > solutions.times[1:]).all()
+def test_known_frames_of_a_solution_are_those_that_were_given(parts: teacher.Parts, given: teacher.Given) -> None:
+    times = way(given, 5)
+    solved = teacher.solve(parts, given, times, given.noised(times[0]))
+    known, generate = given.condition[2].chunk(2, dim=-1)
+    assert torch.equal(solved.states[-1][generate == 0], known[generate == 0])
+    assert torch.isfinite(solved.states).all()
 
 
-def test_a_step_brings_the_student_nearer_to_its_teacher(parts: teacher.Parts, solutions: teacher.Solutions) -> None:
-    worker = distill.Distiller(distill.DistillConfig(batch_size=4, learning_rate=5e-5, threads=1), BUNDLE)
-    worker.held = [solutions]
-    rng = np.random.default_rng(3)
-    first = worker.jump_loss(solutions, np.random.default_rng(4), 4).item()
-    for _ in range(12):
-        worker.jump_loss(solutions, rng, 4).backward()
+def test_a_teacher_that_takes_more_steps_ends_nearby(parts: teacher.Parts, given: teacher.Given) -> None:
+    """Of second order: half the length of the steps is a part of the error."""
+    coarse, fine, finest = (
+        teacher.solve(parts, given, way(given, steps), given.noised(way(given, 1)[0])).states[-1]
+        for steps in (6, 12, 24)
+    )
+    assert (fine - finest).norm() < 0.7 * (coarse - finest).norm() < 0.5 * (finest - SILENCE).norm()
+
+
+def test_a_step_brings_the_student_nearer_to_its_teacher(parts: teacher.Parts, given: teacher.Given) -> None:
+    worker = distill.Distiller(distill.DistillConfig(learning_rate=5e-5, threads=1, own_share=0.0), BUNDLE)
+
+    def loss() -> torch.Tensor:
+        return worker.jump_loss(given, np.random.default_rng(4))
+
+    first = loss().item()
+    for _ in range(8):
+        loss().backward()
         worker.optimizer.step()
         worker.optimizer.zero_grad()
-    assert worker.jump_loss(solutions, np.random.default_rng(4), 4).item() < first
-    played = distill.play(worker.student, solutions, [1.0, 0.5])
+    assert loss().item() < first
+    played = distill.play(worker.student, given, way(given, 2))
     assert (played - SILENCE).abs().max() < 20
