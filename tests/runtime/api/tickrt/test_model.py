@@ -128,20 +128,22 @@ def test_many_share_ticks_and_come_back_in_order(model: tickrt.Model) -> None:
 
 
 def test_one_invalid_item_stops_all_before_they_start(model: tickrt.Model) -> None:
-    started = dict(model._pipeline.loop.stats().outcomes)
+    stats = model._pipeline.loop.stats
+    started = dict(stats().outcomes)
     with pytest.raises(tickrt.RequestError, match="seconds"):
         model.generate_many(["a", {"prompt": "b", "seconds": -1}])
-    assert model._pipeline.loop.stats().outcomes == started
+    assert stats().outcomes == started
 
 
 def test_an_item_that_fails_cancels_the_others(model: tickrt.Model) -> None:
     too_wide = np.zeros((4, SPEC.condition_width + 1), np.float32)
-    before = model._pipeline.loop.stats().outcomes["ok"]
+    stats = model._pipeline.loop.stats
+    before = stats().outcomes["ok"]
     with pytest.raises(tickrt.RequestError, match="conditions"):
         model.generate_many([{"prompt": "a", "seconds": 600}, {"condition": too_wide}])
     model.generate("b", seconds=1)
     num_segments = 600 * RATE_HZ // SPEC.hop_samples // SPEC.canvas_frames
-    assert model._pipeline.loop.stats().outcomes["ok"] - before < num_segments
+    assert stats().outcomes["ok"] - before < num_segments
 
 
 def test_what_cannot_be_decoded_of_a_source_is_a_warning(model: tickrt.Model, tmp_path: Path) -> None:
