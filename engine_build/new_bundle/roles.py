@@ -118,7 +118,7 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> boo
     if role == "velocity":
         return rank == 3 and isinstance(last, int)
     if role in ("time", *NO_TIME):
-        return rank == 1
+        return rank == 1 and info.dtype != "bool"  # a flag is no number
     channels = int(found["velocity"].tensor.shape[2])
     if role == "latents":
         return rank == 3 and last == channels
