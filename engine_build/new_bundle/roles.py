@@ -68,10 +68,16 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
     tensors = {info.name: info for info in (*graph.inputs, *graph.outputs)}
     # In this order: what fits a role is told by the shapes of those before it.
     for role in NAMES:
+        if role == "guidance" and "time_end" not in found:
+            if role in given:
+                raise ConfigError("guidance is of jumps, which end at time_end", fix="--role time_end=NAME, too")
+            continue
         if role in given:
             found[role] = AssignedRole(role, _given(graph, role, tensors[given[role]], found), "given")
             continue
         fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
+        if role in NO_TIME:  # their shape alone says nothing
+            fitting = [info for info in fitting if _is_named(role, info)]
         if beside := found.get(BESIDE.get(role, "")):
             # Exporters name an axis anew in each tensor, or by what makes it: a name is a hint, and no condition.
             fitting = [info for info in fitting if _may_equal(info, beside.tensor, 1)] or fitting

@@ -75,6 +75,16 @@ def test_where_a_jump_ends_and_its_guidance_are_known_by_name(model: Path) -> No
     assert "decoder" in {spec.name for spec in engine_specs(load_request(model.parent / "deployment.toml"))}
 
 
+@pytest.mark.parametrize("name", ["guidance", "fps", "scale"])
+def test_a_number_per_row_that_no_jump_has_is_left_over(name: str, model: Path) -> None:
+    """Also what would be a jump's guidance, where nothing says where the jump ends."""
+    made = onnx.load(model)
+    made.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows"]))
+    onnx.save(made, model)
+    assert f"tensors that no role fits: {name}" in run(model, status=EXIT_INVALID)
+    assert "time_end" in run(model, "--role", "guidance=guidance", status=EXIT_INVALID) or name != "guidance"
+
+
 def test_existing_files_are_kept_unless_forced(model: Path) -> None:
     run(model)
     before = (model.parent / "bundle.toml").read_text()
