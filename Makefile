@@ -59,7 +59,7 @@ test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the 
 test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow and not docs" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
 
-# Tracing is one thread's work: two processes, each with one thread. They share the tiny exports.
+# Tracing is one thread's work: two processes, each with one thread. Both targets share the tiny exports in build/.
 test-builder: export OMP_NUM_THREADS := 1
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
 	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)

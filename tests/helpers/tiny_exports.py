@@ -1,15 +1,20 @@
-"""Tiny checkpoints and their bundles, made once for all processes of a test run. Needs the extra `export`."""
+"""Tiny checkpoints and their bundles, made once for all test runs, in build/. Needs the extra `export`."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import shutil
+import sys
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
 import pytest
 from helpers import tiny_acestep, tiny_planner, tiny_stable_audio_3
+from helpers.paths import ROOT
 
 if TYPE_CHECKING:
     from engine_build.export.bundle_export import BundleExport
@@ -51,12 +56,25 @@ class TinyExports:
         self.root = root
 
     @classmethod
-    def of(cls, tmp_path_factory: pytest.TempPathFactory) -> TinyExports:
-        """Those of this run: of pytest-xdist's processes, each has a folder of its own in the run's."""
-        for package in ("torch", "diffusers", "transformers"):
+    @cache
+    def of_this_code(cls) -> TinyExports:
+        """Those of these sources and packages; of others the newest two are kept."""
+        packages = ("torch", "diffusers", "transformers")
+        for package in packages:
             pytest.importorskip(package)
-        own = tmp_path_factory.getbasetemp()
-        return cls((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "tiny-exports")
+        parts = [sys.version, *map(version, (*packages, "onnxscript", "onnx", "numpy"))]
+        code = hashlib.sha256(repr(parts).encode())
+        for folder in ("engine_build", "runtime", "tests/helpers"):
+            for file in sorted((ROOT / folder).rglob("*.py")):
+                code.update(file.read_bytes())
+        root = ROOT / "build" / "tiny-exports" / code.hexdigest()[:16]
+        root.parent.parent.mkdir(exist_ok=True)
+        with filelock.FileLock(f"{root.parent}.lock"):
+            root.mkdir(parents=True, exist_ok=True)
+            root.touch()
+            for old in sorted(root.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)[:-3]:
+                shutil.rmtree(old, ignore_errors=True)
+        return cls(root)
 
     def acestep(self) -> Path:
         """A checkpoint with everything, that wants guidance: XL's in that its condition encoder is narrower."""
@@ -73,6 +91,24 @@ class TinyExports:
 
         source = AceStepCheckpoint(self.acestep())
         return self._once("bundles/base", lambda folder: export_bundle(source, folder, name="tiny-base", canvas_s=2.4))
+
+    def acestep_planned(self) -> Path:
+        """The same with a planner and its draft, as `--planner` and `--draft` export them."""
+        from engine_build.export.acestep.planner import LanguageModelFolder, export_draft, export_planner
+        from engine_build.export.bundle_tables import table_text
+
+        def make(folder: Path) -> None:
+            shutil.copytree(self.acestep_bundle(), folder)
+            models = [
+                LanguageModelFolder(tiny_planner.save_checkpoint(self.root / name, config, positions=2048))
+                for name, config in (("long/lm", tiny_planner.CONFIG), ("long/draft", tiny_planner.DRAFT_CONFIG))
+            ]
+            tables = export_planner(models[0], folder)
+            tables |= export_draft(models[1], folder, tables["planner"]["capacity"])
+            with (folder / "bundle.toml").open("a", encoding="utf-8") as file:
+                file.writelines(f"\n{table_text(name, values)}" for name, values in tables.items())
+
+        return self._once("bundles/planned", make)
 
     def acestep_random(self) -> Path:
         """The bundle of random weights, which are beside the graphs; a canvas of 2 s."""
@@ -117,6 +153,7 @@ class TinyExports:
         with filelock.FileLock(f"{folder}.lock"):
             if not folder.exists():
                 new = folder.with_name(f"{folder.name}.new")
+                shutil.rmtree(new, ignore_errors=True)
                 make(new)
                 new.rename(folder)
         return folder

@@ -20,11 +20,11 @@ PARTS = (
     "structure_encode", "structure_decode", "planner", "planner_draft", "sampler",
 )  # fmt: skip
 TINY = """[deployment]
-bundle = "bundle"
+bundle = "{}"
 [[shapes]]
-rows = { min = 1, opt = 4, max = 8 }
-frames = { min = 2, opt = 60, max = 60 }
-tokens = { min = 1, opt = 64, max = 320 }
+rows = {{ min = 1, opt = 4, max = 8 }}
+frames = {{ min = 2, opt = 60, max = 60 }}
+tokens = {{ min = 1, opt = 64, max = 320 }}
 [runtime]
 depth = 4
 adapter_rank = 8
@@ -45,13 +45,9 @@ def _builder() -> None:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.acestep.sources import AceStepCheckpoint
-
-    folder, made = tmp_path_factory.mktemp("tiny"), TinyExports.of(tmp_path_factory)
-    source = AceStepCheckpoint(made.acestep(), made.planner(), made.draft())
-    export_bundle(source, folder / "bundle", canvas_s=2.4)
-    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-    return folder / "tiny.toml"
+    path = tmp_path_factory.mktemp("tiny") / "tiny.toml"
+    path.write_text(TINY.format(TinyExports.of_this_code().acestep_planned()), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "fp8", "int8"])

@@ -5,6 +5,6 @@ from helpers.tiny_exports import TinyExports
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyExports:
+def tiny() -> TinyExports:
     """Tiny checkpoints and their bundles."""
-    return TinyExports.of(tmp_path_factory)
+    return TinyExports.of_this_code()

@@ -102,7 +102,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Deployment
     pytest.importorskip("openvino")
     from engine_build.compile.builder import build_deployment
 
-    folder, made = tmp_path_factory.mktemp("peers"), TinyExports.of(tmp_path_factory)
+    folder, made = tmp_path_factory.mktemp("peers"), TinyExports.of_this_code()
     shutil.copytree(made.acestep_bundle(), folder / "bundle")
     (folder / "tiny.toml").write_text(DEPLOYMENT)
     deployment = load_deployment(folder / "tiny.toml")
@@ -129,11 +129,11 @@ def test_with_a_checkpoint_every_peer_gives_the_same(exported: tuple[Path, Deplo
     assert result["versions"].keys() >= {"openvino", "torch", "diffusers", "transformers"}
 
 
-def test_another_checkpoint_is_refused(exported: tuple[Path, Deployment]) -> None:
+def test_another_checkpoint_is_refused(exported: tuple[Path, Deployment], tmp_path: Path) -> None:
     checkpoint, deployment = exported
     other = diffusers_pipeline(checkpoint)
     with torch.no_grad():
         other.transformer.proj_out_conv.weight.mul_(1.1)
-    other.save_pretrained(checkpoint.with_name("other"))
+    other.save_pretrained(tmp_path)
     with pytest.raises(EngineError, match="PyTorch differs from us by"):
-        measure_peers(deployment, loads_of(deployment, 1), 2, str(checkpoint.with_name("other")))
+        measure_peers(deployment, loads_of(deployment, 1), 2, str(tmp_path))

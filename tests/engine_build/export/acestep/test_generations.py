@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ import soundfile
 from helpers.plans import plans_with_and_without_drafts
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, SAMPLE_RATE_HZ, diffusers_pipeline
 from helpers.tiny_exports import TinyExports
-from helpers.tiny_planner import DRAFT_CONFIG
-from helpers.tiny_planner import save_checkpoint as save_planner
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -237,18 +234,9 @@ def test_timesteps_and_the_noise_of_torch_s_generator_equal_the_pipeline(opened:
     assert_equal(generated(opened, "text2music", timesteps=times, noise="torch", seed=42), wanted)
 
 
-def test_a_smaller_language_model_drafts_and_changes_no_plan(bundle: Path, tmp_path: Path) -> None:
-    """Language models of random weights beside the exported parts, as `--planner` and `--draft` export them."""
-    from engine_build.export.acestep.planner import LanguageModelFolder, export_draft, export_planner
-    from engine_build.export.bundle_tables import table_text
-
-    folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    tables = export_planner(LanguageModelFolder(save_planner(tmp_path / "planner", positions=2048)), folder)
-    draft = LanguageModelFolder(save_planner(tmp_path / "draft", DRAFT_CONFIG, positions=2048))
-    tables |= export_draft(draft, folder, tables["planner"]["capacity"])
-    with (folder / "bundle.toml").open("a", encoding="utf-8") as file:
-        file.writelines(f"\n{table_text(name, values)}" for name, values in tables.items())
-    deployment = built_deployment(folder, tmp_path)
+def test_a_smaller_language_model_drafts_and_changes_no_plan(tiny: TinyExports, tmp_path: Path) -> None:
+    """Language models of random weights beside the exported parts."""
+    deployment = built_deployment(tiny.acestep_planned(), tmp_path)
     for temperature in (0.0, 0.85):
         asked = {"seconds": 2.4, "plan_temperature": temperature}
         drafted, plain, num_drafted = plans_with_and_without_drafts(deployment, **asked)
