@@ -152,7 +152,7 @@ class Simulation:
     playhead: int | None = None
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _plans: list[tuple[float, actions.MakeHints]] = field(default_factory=list)
-    _form: SimulatedForm | None = None
+    form: SimulatedForm | None = None
     _decodes: list[tuple[float, DecodeWindow]] = field(default_factory=list)
     _arrivals: list[tuple[float, AudioChunk]] = field(default_factory=list)
     _played_s: float = 0.0
@@ -199,7 +199,7 @@ class Simulation:
         self.session = LiveSession.restore(snapshot, self.session.model, self.now_s)
         self.flights.clear()
         self._plans.clear()
-        self._form = None
+        self.form = None
         self.connect()
 
     def applied(self, seq: int) -> Applied | None:
@@ -236,7 +236,7 @@ class Simulation:
                 self._plans.append((self.now_s + self.plan_s, action))
             case actions.StopHints():
                 self._plans.clear()
-                self._form = None
+                self.form = None
             case actions.FindWords(seq, texts, options, seed):
                 self.session.words_found(seq, reports.prompt_words(self.session.model, texts, options, seed))
             case actions.UpdateSteps(job_ids, patch, seq):
@@ -276,10 +276,10 @@ class Simulation:
             del self._plans[0]
             self._plans = [(max(end_s, self.now_s + self.plan_s), later) for end_s, later in self._plans]
             if work.begin is not None:
-                self._form = SimulatedForm(work.begin)
-            assert self._form is not None
+                self.form = SimulatedForm(work.begin)
+            assert self.form is not None
             try:
-                self.session.plan_made(work.number, make_part(self._form, work), self.now_s)
+                self.session.plan_made(work.number, make_part(self.form, work), self.now_s)
             except TickError as error:
                 self.session.plan_made(work.number, error, self.now_s)
         return len(done)
