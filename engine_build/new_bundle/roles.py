@@ -76,8 +76,8 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
             found[role] = AssignedRole(role, _given(graph, role, tensors[given[role]], found), "given")
             continue
         fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
-        if role in NO_TIME:  # their shape alone says nothing
-            fitting = [info for info in fitting if _is_named(role, info)]
+        # Of a number per row the shape alone says nothing.
+        fitting = [info for info in fitting if role not in NO_TIME or _is_named(role, info)]
         if beside := found.get(BESIDE.get(role, "")):
             # Exporters name an axis anew in each tensor, or by what makes it: a name is a hint, and no condition.
             fitting = [info for info in fitting if _may_equal(info, beside.tensor, 1)] or fitting

@@ -72,6 +72,8 @@ def test_where_a_jump_ends_and_its_guidance_are_known_by_name(model: Path) -> No
     run(model)
     inputs = load_bundle(model.parent).decoder.inputs
     assert (inputs.time, inputs.time_end, inputs.guidance) == ("timestep", "timestep_r", "guidance")
+    run(model, "--role", "time_end=guidance", "--role", "guidance=timestep_r", "--force")
+    assert load_bundle(model.parent).decoder.inputs.time_end == "guidance"
     assert "decoder" in {spec.name for spec in engine_specs(load_request(model.parent / "deployment.toml"))}
 
 
