@@ -37,6 +37,7 @@ from profiling.gpu_check import prepare
 from profiling.gpu_check.unpack import unpack
 from runtime.audio.formats import complete_file
 from runtime.base.errors import TickError
+from runtime.engines.loading import settle_kernels
 from runtime.engines.manifest import (
     EngineMeasurement,
     Manifest,
@@ -219,7 +220,7 @@ def play(folder: Path) -> Machine:
         bench = Bench(engines)
         engine = bench.open()
         engine.bind(bench.tensors()).prepare(bench.stream)
-        engine._specializer.settle()
+        settle_kernels("tensorrt-rtx")
         bench.close()
     return machine
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from contract import conftest, install
 from contract.conftest import VERSIONS, Surface
 from contract.type_check import Probes, TypeCheck
 
@@ -162,21 +160,6 @@ def test_a_removed_enum_member_is_found(type_check: TypeCheck) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_installed_versions(version: str, tensorrt_surface: Surfaces) -> None:
     assert tensorrt_surface(version)["versions"]["tensorrt"].startswith(f"{version.removeprefix('rtx-')}.")
-
-
-def test_no_wheel_for_this_python_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "RELEASES", {"trt-99": (["no-such-bindings==99"], (3, 0))})
-    assert install.main(tmp_path) == 0
-    assert "no-such-bindings==99: no wheel for Python 3." in (tmp_path / "trt-99" / install.NO_WHEEL).read_text()
-    monkeypatch.setattr(conftest, "INSTALLED", tmp_path)
-    with pytest.raises(pytest.skip.Exception, match="no wheel for Python"):
-        conftest.installed("trt-99")
-
-
-def test_a_failed_installation_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "RELEASES", {"trt-99": (["no-such-bindings==99"], (9, 0))})
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert install.main(tmp_path) != 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)

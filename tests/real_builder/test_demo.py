@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.building import build_engine
 from helpers.paths import DEMO
-from real_builder.judge import KEPT, Verdict, build_once, decisions_of, judge, need_builder, remember
+from real_builder.judge import build_once, decisions_of, judge, need_builder
 
 from engine_build.compile.environment import build_environment
 from engine_build.compile.worker import BuildLog, CompileRequest, OnLog, Task, Worker
@@ -77,14 +76,3 @@ def test_attention_in_float32_is_refused_where_it_may_not_be_decomposed(tmp_path
         build_once(request, planner, planner.spec.graph, tmp_path / "plan", worker, BuildLog())
     assert "is_decomposable" in caught.value.what
     assert "driver" not in caught.value.what
-
-
-def test_the_oldest_verdicts_are_dropped(tmp_path: Path) -> None:
-    file = tmp_path / "built.json"
-    verdict = Verdict("decoder", "fp32", 1.0, 2.0, 3.0, [])
-    file.write_text(json.dumps({f"old {number}": {} for number in range(KEPT)}))
-    remember(file, "new", verdict)
-    found = json.loads(file.read_text())
-    assert len(found) == KEPT
-    assert "old 0" not in found
-    assert found["new"]["engine"] == "decoder"

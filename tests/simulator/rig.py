@@ -17,13 +17,13 @@ SIZES = {"x": 2 * 4 * CHANNELS * 4, "t": 8, "bias": CHANNELS * 4, "y": 2 * 4 * C
 class Rig:
     """An engine of `small_graph` with a context that is ready to execute, its buffers and its streams."""
 
-    def __init__(self, machine: Machine, *, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, machine: Machine) -> None:
         from runtime.engines.tensorrt.binding import trt
 
         self.trt, self.machine = trt, machine
         self.log = Lines()
         self.runtime = trt.Runtime(self.log)
-        self.engine = self.runtime.deserialize_cuda_engine(build_plan(small_graph(), [ROWS, MANY_ROWS], flags=flags))
+        self.engine = self.runtime.deserialize_cuda_engine(build_plan(small_graph(), [ROWS, MANY_ROWS]))
         assert self.engine is not None
         self.stream, self.other = machine.create_stream(), machine.create_stream()
         self.memory = machine.allocate(self.engine.device_memory_size_v2, "device")

@@ -30,6 +30,11 @@ def value(status: tuple[object, ...]) -> int:
     return int(result)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.fixture
+def stream(cuda: ModuleType) -> int:
+    return value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+
+
 def pinned(cuda: ModuleType, machine: Machine, size: int) -> tuple[int, np.ndarray]:
     address = value(cuda.cudaHostAlloc(size, cuda.cudaHostAllocDefault))
     return address, machine.memory(address, size, "look")
@@ -41,8 +46,7 @@ def test_a_refused_call_returns_its_error_and_no_value(cuda: ModuleType, machine
     assert cuda.cudaGetLastError() == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine, stream: int) -> None:
     address = value(cuda.cudaMalloc(64))
     cuda.cudaMalloc(1 << 50)
     with provoked(machine, "error 2", "never checked"):
@@ -51,8 +55,7 @@ def test_a_launch_after_an_unchecked_status(cuda: ModuleType, machine: Machine) 
     assert cuda.cudaMemsetAsync(address, 0, 64, stream) == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine, stream: int) -> None:
     event = value(cuda.cudaEventCreateWithFlags(cuda.cudaEventDefault))
     cuda.cudaEventRecord(event, stream)
     assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaErrorNotReady,)
@@ -62,8 +65,7 @@ def test_not_ready_is_an_error_to_be_cleared(cuda: ModuleType, machine: Machine)
     assert cuda.cudaEventQuery(event) == (cuda.cudaError_t.cudaSuccess,)
 
 
-def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, machine: Machine, stream: int) -> None:
     source, values = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
     values[:] = 1
@@ -74,24 +76,22 @@ def test_a_pinned_source_that_changes_before_the_copy_is_done(cuda: ModuleType, 
 
 
 @pytest.mark.parametrize("kind", ["cudaMemcpyHostToDevice", "cudaMemcpyDeviceToDevice", "cudaMemcpyHostToHost"])
-def test_a_copy_with_the_wrong_direction(cuda: ModuleType, machine: Machine, kind: str) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_a_copy_with_the_wrong_direction(cuda: ModuleType, machine: Machine, stream: int, kind: str) -> None:
     target, _ = pinned(cuda, machine, 16)
     device = value(cuda.cudaMalloc(16))
     with provoked(machine, "the direction is", kind):
         cuda.cudaMemcpyAsync(target, device, 16, cuda.cudaMemcpyKind[kind], stream)
 
 
-def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_a_copy_beyond_the_memory(cuda: ModuleType, machine: Machine, stream: int) -> None:
     target, _ = pinned(cuda, machine, 32)
     device = value(cuda.cudaMalloc(16))
     with provoked(machine, "outside its allocation"):
         cuda.cudaMemcpyAsync(target, device, 32, cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost, stream)
 
 
-def test_a_copy_of_pageable_memory_blocks_the_host(cuda: ModuleType, machine: Machine) -> None:
-    kinds, stream = cuda.cudaMemcpyKind, value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_a_copy_of_pageable_memory_blocks_the_host(cuda: ModuleType, machine: Machine, stream: int) -> None:
+    kinds = cuda.cudaMemcpyKind
     device, values = value(cuda.cudaMalloc(16)), np.arange(16, dtype=np.uint8)
     cuda.cudaMemcpyAsync(device, values.ctypes.data, 16, kinds.cudaMemcpyHostToDevice, stream)
     values[:] = 0
@@ -113,8 +113,7 @@ def test_streams_must_be_non_blocking(cuda: ModuleType, machine: Machine) -> Non
         cuda.cudaStreamCreateWithPriority(0, 0)
 
 
-def test_an_invalid_capture_returns_its_error_and_no_graph(cuda: ModuleType, machine: Machine) -> None:
-    stream = value(cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0))
+def test_an_invalid_capture_returns_its_error_and_no_graph(cuda: ModuleType, machine: Machine, stream: int) -> None:
     mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     assert cuda.cudaStreamBeginCapture(stream, mode) == (cuda.cudaError_t.cudaSuccess,)
     assert cuda.cudaMalloc(16) == (cuda.cudaError_t.cudaErrorStreamCaptureUnsupported, None)

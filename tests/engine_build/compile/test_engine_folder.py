@@ -23,6 +23,7 @@ from engine_build.compile.builder import with_merged_adapters
 from engine_build.compile.engine_folder import (
     cache_path,
     locked,
+    partial_folder,
     publish_engine,
     read_cache,
     remove_unwanted,
@@ -47,6 +48,15 @@ from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Target, load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
+
+
+def test_a_partial_folder_is_always_removed(tmp_path: Path) -> None:
+    with partial_folder(tmp_path, "decoder") as partial:
+        assert partial.parent == tmp_path
+        (partial / "decoder.onnx").write_bytes(b"half")
+    with pytest.raises(KeyboardInterrupt), partial_folder(tmp_path, "decoder"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_build_is_refused_and_leftovers_are_removed(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from runtime.base.errors import EngineMismatchError, EngineNotBuiltError
 from runtime.config.bundle import load_bundle
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice
+from runtime.engines import loading
 from runtime.engines.engine import EngineSet, LanguageEngines, check_replaceable
 from runtime.engines.loading import open_engine, open_engines, tool_versions, warm_up
 from runtime.engines.manifest import manifest_path, read_manifest, write_manifest
+from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
 DEVICE = HostDevice()
 
@@ -62,6 +64,30 @@ def test_a_damaged_manifest_is_refused(copy: Deployment) -> None:
     manifest_path(copy.engine_folder(), "decoder").write_text("{}")
     with pytest.raises(EngineMismatchError, match="manifest"):
         open_engines(copy, DEVICE)
+
+
+def test_no_engine_stays_open_where_a_later_one_does_not_open(
+    copy: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest_path(copy.engine_folder(), "step.plain").write_text("{}")
+    opened: list[Any] = []
+    closed: list[Any] = []
+    close = OnnxRuntimeEngine.close
+
+    def open_noting(*arguments: Any, **options: Any) -> Any:
+        opened.append(open_engine(*arguments, **options))
+        return opened[-1]
+
+    def close_noting(engine: OnnxRuntimeEngine) -> None:
+        closed.append(engine)
+        close(engine)
+
+    monkeypatch.setattr(loading, "open_engine", open_noting)
+    monkeypatch.setattr(OnnxRuntimeEngine, "close", close_noting)
+    with pytest.raises(EngineMismatchError, match="manifest"):
+        open_engines(copy, DEVICE)
+    assert len(opened) > 1
+    assert closed == opened[::-1]
 
 
 def test_tool_versions_of_every_target(monkeypatch: pytest.MonkeyPatch) -> None:

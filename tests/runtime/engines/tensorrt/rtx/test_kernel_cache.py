@@ -12,6 +12,8 @@ from filelock import FileLock
 from helpers.engine_behaviour import Bench, written
 from simulator.fixture import Machine, simulated
 
+from runtime.engines.loading import settle_kernels
+
 RELEASE = "1.7.1.116"
 
 
@@ -57,13 +59,6 @@ def test_the_next_start_compiles_nothing(folder: Path) -> None:
     assert file_of(folder).read_bytes() == stored
 
 
-def test_it_lies_beside_the_engines_and_belongs_to_none(folder: Path) -> None:
-    start(folder)
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".plan"]
-    file_of(folder).write_bytes(b"changed")
-    start(folder)  # opens what its hashes describe
-
-
 def test_a_shape_that_is_new_is_added(folder: Path) -> None:
     start(folder)
     with simulated(rtx=True) as machine:
@@ -71,7 +66,7 @@ def test_a_shape_that_is_new_is_added(folder: Path) -> None:
         engine = bench.open()
         warm_up(bench, engine, 3)
         assert [when for when, _ in machine.compiled] == ["execute"]
-        engine._specializer.settle()
+        settle_kernels("tensorrt-rtx")
         bench.close()
     assert start(folder).compiled == []
 
