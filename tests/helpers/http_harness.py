@@ -76,18 +76,30 @@ class Served:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
+    @property
+    def connections(self) -> list[Any]:
+        """Those that are open, by their protocols."""
+        return list(self.server.server_state.connections)
+
     def client(self, **options: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, **{"timeout": TIMEOUT_S, "verify": NO_CERTIFICATES, **options})
 
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One request on a connection of its own."""
+        with self.client() as client:
+            return client.request(method, path, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """One request on a connection of its own."""
+        return self.send("GET", path, **options)
+
     def post(self, **body: Any) -> httpx.Response:
         """One generation, its whole body."""
-        with self.client() as client:
-            return client.post(GENERATIONS, json={"prompt": "a", "seed": 1, **body})
+        return self.send("POST", GENERATIONS, json={"prompt": "a", "seed": 1, **body})
 
     def card(self, response: httpx.Response) -> Any:
         """What the server tells of a generation when it is asked for it."""
-        with self.client() as client:
-            asked = client.get(f"{GENERATIONS}/{response.headers['x-generation-id']}")
+        asked = self.get(f"{GENERATIONS}/{response.headers['x-generation-id']}")
         assert asked.status_code == 200, asked.text
         return asked.json()
 
@@ -111,6 +123,9 @@ class Served:
             for family in prometheus_client.parser.text_string_to_metric_families(text)
             for sample in family.samples
         }
+
+
+Serve = Callable[..., Served]
 
 
 @contextmanager
@@ -154,7 +169,7 @@ def tiny(built: Callable[..., Deployment]) -> Callable[..., Deployment]:
 
 
 @pytest.fixture
-def serve(tiny: Callable[..., Deployment]) -> Iterator[Callable[..., Served]]:
+def serve(tiny: Callable[..., Deployment]) -> Iterator[Serve]:
     """`serve(depth=2, queue=3, api_key="k")`: a server for this test."""
     with ExitStack() as running:
 
@@ -239,10 +254,46 @@ def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "PO
 
 
 @contextmanager
-def connected(served: Served) -> Iterator[socket.socket]:
-    """A raw TCP connection."""
-    with socket.create_connection(("127.0.0.1", served.port), timeout=TIMEOUT_S) as connection:
+def connected(
+    served: Served, sent: bytes = b"", *, source: str = "127.0.0.1", buffer_bytes: int = 0
+) -> Iterator[socket.socket]:
+    """A raw TCP connection of an address, which has sent this. buffer_bytes: what waits to be read, if few."""
+    with socket.socket() as connection:
+        if buffer_bytes:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        connection.settimeout(TIMEOUT_S)
+        connection.bind((source, 0))
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(sent)
         yield connection
+
+
+def exchange(served: Served, sent: bytes, *, is_all: bool = False) -> bytes:
+    """All that a server answers until it closes the connection. is_all: it is told that no more is sent."""
+    with connected(served, sent) as connection:
+        if is_all:
+            connection.shutdown(socket.SHUT_WR)
+        return read_all(connection)
+
+
+@contextmanager
+def held(served: Served, sent: bytes = b"", *, is_all: bool = False) -> Iterator[socket.socket]:
+    """A client whose generation waits until `served.resume()`. is_all: it has told that it sends no more."""
+    served.pause()
+    before = served.service.admission.num_pending
+    with connected(served, sent or raw_request(b'{"prompt": "a"}')) as connection:
+        if is_all:
+            connection.shutdown(socket.SHUT_WR)
+        eventually(lambda: served.service.admission.num_pending == before + 1)
+        yield connection
+
+
+def read_until(connection: socket.socket, end: bytes) -> bytes:
+    """What arrives, until `end` is in it or the connection is closed."""
+    received = b""
+    while end not in received and (part := connection.recv(65536)):
+        received += part
+    return received
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -67,8 +67,7 @@ def test_its_request_fails_and_others_do_not(role: str, server: Served) -> None:
     }
     problem(server.post(**request), 500, "engine_error")
     assert server.post(**GOOD, seed=1).content == alone[1]
-    with server.client() as client:
-        assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+    assert server.get("/health/live").status_code == server.get("/health/ready").status_code == 200
 
 
 def test_a_source_of_that_shape_is_refused_and_others_are_not(server: Served) -> None:

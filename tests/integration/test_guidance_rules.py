@@ -141,9 +141,8 @@ def served(deployment: Path, request: pytest.FixtureRequest) -> Iterator[tuple[S
 def latents(server: Served, index: int, **options: Any) -> NDArray[np.float32]:
     asked = {"seed": index, "steps": STEPS, "response_format": "latents", **options}
     tensor = safetensors.numpy.save({"condition": CONDITIONS[index]})
-    with server.client() as client:
-        files = {"request": (None, json.dumps(asked), "application/json"), "condition": ("condition", tensor)}
-        response = client.post(GENERATIONS, files=files)
+    files = {"request": (None, json.dumps(asked), "application/json"), "condition": ("condition", tensor)}
+    response = server.send("POST", GENERATIONS, files=files)
     assert response.status_code == 200, response.text
     return safetensors.numpy.load(response.content)["latents"]
 
@@ -167,11 +166,10 @@ def test_the_rule_is_told_and_what_it_leaves_no_choice_of_is_refused(served: tup
     server, rule = served
     spec = server.pipeline.bundle.guidance
     assert (spec.rule == "plain") == (rule is plain)
-    with server.client() as client:
-        (card,) = client.get("/v1/models").json()["data"]
-        offered = client.get("/v1/schema").json()["properties"]
-        body = {"guidance": 3.0, "momentum": 0.5}
-        answer = client.post(GENERATIONS, json=body)
+    (card,) = server.get("/v1/models").json()["data"]
+    offered = server.get("/v1/schema").json()["properties"]
+    body = {"guidance": 3.0, "momentum": 0.5}
+    answer = server.send("POST", GENERATIONS, json=body)
     assert card["guidance"] == spec.model_dump()
     assert offered["guidance"]["x-rule"] == spec.rule
     assert offered["rescale"]["default"] == 0.0

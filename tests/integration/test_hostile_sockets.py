@@ -39,7 +39,7 @@ from helpers.hostile_requests import (
     from_addresses,
     initialize,
 )
-from helpers.http_harness import Served, eventually, raw_request
+from helpers.http_harness import Serve, Served, eventually, raw_request
 from helpers.neighbour import LiveNeighbour
 from helpers.tls import make_certificate
 from websockets.sync.client import connect
@@ -934,7 +934,7 @@ def abuse(served: Served, stack: ExitStack) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_does_not_pause_while_other_clients_abuse_their_connections(serve: Callable[..., Served]) -> None:
+def test_a_stream_does_not_pause_while_other_clients_abuse_their_connections(serve: Serve) -> None:
     served = serve(depth=4, queue=36, client_in_flight=None, send_timeout_s=60.0, send_buffer_bytes=4096)
     served.tick_s = 0.01
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:

@@ -74,8 +74,7 @@ def test_a_session_plays_by_a_plan_which_can_be_edited(served: Served) -> None:
         client.send(type="set_plan", seq=2, start_s=0.0, codes=[1])
         refused = client.receive_until(lambda item: isinstance(item, Problem))
         assert (refused.seq, refused.field) == (2, "start_s")
-        with served.client() as http:
-            card = http.get(f"/v1/sessions/{client.ready.session}").json()
+        card = served.get(f"/v1/sessions/{client.ready.session}").json()
         assert section.model_dump() in card["plan"]["sections"]
     assert served.metrics()["tickrt_planner_tokens_total"] > 0
 

@@ -64,8 +64,7 @@ def test_a_session_is_there_after_a_restart_and_goes_on_where_it_was(start: Star
     with start() as served, played(served) as ready:
         pass
     with start() as served:
-        with served.client() as http:
-            listed = http.get("/v1/sessions").json()["data"]
+        listed = served.get("/v1/sessions").json()["data"]
         assert [(card["id"], card["connected"]) for card in listed] == [(ready.session, False)]
         with resuming(served, ready) as client:
             again = client.open(resume=ready.resume_token)

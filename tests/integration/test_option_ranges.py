@@ -87,8 +87,7 @@ def by_json(server: Served, name: str, value: float) -> str:
 
 def by_form(server: Served, name: str, value: float) -> str:
     part = (None, json.dumps({"prompt": "a", name: value}), "application/json")
-    with server.client() as client:
-        return str(problem(client.post(GENERATIONS, files={"request": part}), 422)["errors"])
+    return str(problem(server.send("POST", GENERATIONS, files={"request": part}), 422)["errors"])
 
 
 def by_options(server: Served, name: str, value: float) -> str:
@@ -204,9 +203,8 @@ def test_a_session_refuses_with_the_seq_and_goes_on(server: Served) -> None:
 
 
 def test_every_schema_says_the_bundles_ranges(deployment: Deployment, server: Served, model: tickrt.Model) -> None:
-    with server.client() as client:
-        drawn = client.get("/v1/schema").json()["properties"]
-        api = client.get("/openapi.json").json()["components"]["schemas"]["GenerationBody"]["properties"]
+    drawn = server.get("/v1/schema").json()["properties"]
+    api = server.get("/openapi.json").json()["components"]["schemas"]["GenerationBody"]["properties"]
     with player(server) as live:
         controls = live.open().controls.json_schema
     table = AddressTable(controls)

@@ -10,16 +10,14 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import httpx
 import psutil
 import pytest
-from helpers.http_harness import Served, connected, eventually, raw_request, read_all
+from helpers.http_harness import Serve, Served, connected, eventually, exchange, raw_request, read_all
 
 from server.service.metrics import Outcome
 
-Serve = Callable[..., Served]
 CLIENTS = 8
 MINUTE_S = 60.0
 MALLOC_SLACK_BYTES = 32 * 2**20  # encoders come and go in several malloc arenas, each with a high-water mark of its own
@@ -38,16 +36,14 @@ def send_invalid(served: Served, rng: random.Random) -> str:
 
 def disconnect(served: Served, rng: random.Random) -> str:
     body = json.dumps({"prompt": "a", "steps": 200, "seconds": 10}).encode()
-    with connected(served) as connection:
-        connection.sendall(raw_request(body)[: rng.choice([20, 150, 10_000])])
+    with connected(served, raw_request(body)[: rng.choice([20, 150, 10_000])]) as connection:
         time.sleep(rng.uniform(0, 0.05))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return "disconnect"
 
 
 def send_random_bytes(served: Served, rng: random.Random) -> str:
-    with connected(served) as connection:
-        connection.sendall(rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n")
+    with connected(served, rng.randbytes(rng.randint(1, 2000)) + b"\r\n\r\n") as connection:
         connection.shutdown(socket.SHUT_WR)
         read_all(connection)
     return "send_random_bytes"
@@ -113,10 +109,7 @@ def test_corrupted_requests_cause_no_server_error(serve: Serve) -> None:
         for _ in range(rng.randint(1, 8)):
             position = rng.randrange(len(data))
             data[position : position + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-        with connected(served) as connection:
-            connection.sendall(bytes(data))
-            connection.shutdown(socket.SHUT_WR)
-            answer = read_all(connection)
+        answer = exchange(served, bytes(data), is_all=True)
         assert not answer.startswith(b"HTTP/1.1 5"), (bytes(data), answer[:300])
     assert served.post().status_code == 200
 

@@ -22,7 +22,16 @@ from typing import Any
 import httpx
 import pytest
 import safetensors.numpy
-from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, eventually, problem, raw_request, read_all
+from helpers.http_harness import (
+    GENERATIONS,
+    TIMEOUT_S,
+    Serve,
+    connected,
+    eventually,
+    problem,
+    raw_request,
+    read_all,
+)
 from helpers.paths import ROOT
 
 from runtime.base.errors import ConfigError
@@ -44,8 +53,6 @@ from server.process import (
     url_of,
 )
 from server.service.service import SWITCH_INTERVAL_S, Service
-
-Serve = Callable[..., Served]
 
 
 @contextmanager
@@ -282,8 +289,7 @@ def test_connections_for_which_no_file_is_left_are_logged_once(serve: Serve, cap
 def test_a_server_that_drained_after_a_stall_exits_with_0(serve: Serve) -> None:
     served = serve(tick_timeout_s=0.3, drain_s=60.0)
     served.pause()
-    with connected(served) as busy:
-        busy.sendall(raw_request(b'{"prompt": "a", "stream": false}'))
+    with connected(served, raw_request(b'{"prompt": "a", "stream": false}')) as busy:
         eventually(lambda: served.server.exit_code == EXIT_ENGINE)
         served.server.drain()
         served.resume()

@@ -9,8 +9,10 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from helpers.http_harness import (
     GENERATIONS,
+    Serve,
     Served,
     connected,
+    exchange,
     handshake,
     problem,
     raw_request,
@@ -25,7 +27,6 @@ from server.asgi.access_control import is_allowed_host, is_allowed_origin, is_op
 from server.config import ServerSettings
 from server.protocols.acestep import routes as acestep
 
-Serve = Callable[..., Served]
 KEY = "correct-horse"
 
 
@@ -97,8 +98,7 @@ def test_the_key_is_needed_on_every_route_but_live(serve: Serve) -> None:
     ],
 )
 def test_only_the_exact_key_is_accepted(served_with_key: Served, headers: dict[str, str], is_accepted: bool) -> None:
-    with served_with_key.client() as client:
-        response = client.get("/v1/models", headers=headers)
+    response = served_with_key.get("/v1/models", headers=headers)
     assert response.status_code == (200 if is_accepted else 401)
 
 
@@ -162,8 +162,7 @@ def test_no_route_of_a_loopback_server_answers_to_a_foreign_host(serve: Serve) -
         (handshake(host="evil.example"), b"403"),
         (b"GET /health/live HTTP/1.0\r\n\r\n", b"200"),
     ):
-        with connected(served) as connection:
-            connection.sendall(request)
+        with connected(served, request) as connection:
             assert read_all(connection)[9:12] == status
 
 
@@ -232,9 +231,7 @@ def test_a_body_that_may_have_the_key_arrives_soon(
     served_with_key: Served, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.asgi.access_control.KEY_BODY_TIMEOUT_S", 0.1)
-    with connected(served_with_key) as connection:
-        connection.sendall(body_before_the_key(path))
-        answer = read_all(connection)
+    answer = exchange(served_with_key, body_before_the_key(path))
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"send Authorization: Bearer KEY" in answer
 

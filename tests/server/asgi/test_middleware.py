@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from helpers.http_harness import (
     GENERATIONS,
+    Serve,
     Served,
     connected,
     eventually,
+    exchange,
     open_websocket,
     problem,
     raw_request,
@@ -41,8 +42,6 @@ from server.asgi.problems import ProblemError, as_problem, http_problem, pointer
 from server.config import MAX_ADDRESSES
 from server.service.generation_cards import fitting, percent_encoded
 from server.service.metrics import Metrics
-
-Serve = Callable[..., Served]
 
 
 @settings(max_examples=50)
@@ -101,7 +100,7 @@ def test_no_url_of_a_client_makes_headers_that_are_too_long(served: Served) -> N
             assert sum(len(name) + len(value) + 4 for name, value in answer.headers.raw) < MAX_BYTES
 
 
-def test_as_many_edges_as_there_may_be_fit_into_the_pages_policy(serve: Callable[..., Served]) -> None:
+def test_as_many_edges_as_there_may_be_fit_into_the_pages_policy(serve: Serve) -> None:
     edges = [f"http://{number:05}" for number in range(MAX_ADDRESSES // 12)]
     with serve(edges=edges).client() as client:
         headers = client.get("/", headers={"X-Request-ID": "x" * 128}).headers
@@ -187,19 +186,17 @@ def test_valid_request_ids_are_returned_and_others_replaced(served: Served) -> N
     "path", ["/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/schema", "/openapi.json"]
 )
 def test_head_is_get_without_a_body(served: Served, path: str) -> None:
-    with served.client() as client:
-        head, get = client.head(path), client.get(path)
+    head, get = served.send("HEAD", path), served.get(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "TRACE", "BREW"])
 def test_other_methods_are_refused_with_the_allowed_ones(served: Served, method: str) -> None:
-    with served.client() as client:
-        response = client.request(method, GENERATIONS)
-        assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
-        if method != "HEAD":
-            assert problem(response, 405, "method_not_allowed")["fix"] == "see the Allow header"
+    response = served.send(method, GENERATIONS)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
+    if method != "HEAD":
+        assert problem(response, 405, "method_not_allowed")["fix"] == "see the Allow header"
 
 
 def test_options_lists_the_allowed_methods(served: Served) -> None:
@@ -214,8 +211,7 @@ def test_options_lists_the_allowed_methods(served: Served) -> None:
 def test_requests_beyond_the_limit_are_refused(serve: Serve) -> None:
     served = serve(max_connections=1)
     served.pause()
-    with connected(served) as first:
-        first.sendall(raw_request(b'{"prompt": "a"}'))
+    with connected(served, raw_request(b'{"prompt": "a"}')) as first:
         while not served.service.admission.num_pending:
             pass
         with served.client() as client:
@@ -229,16 +225,13 @@ def test_requests_beyond_the_limit_are_refused(serve: Serve) -> None:
 
 def test_a_client_that_is_still_sending_gets_an_early_response(served: Served) -> None:
     """The client sends two MiB to an unknown path; it gets the response before the connection ends."""
-    with connected(served) as connection:
-        connection.sendall(raw_request(bytes(2 * 2**20), path="/nowhere"))
-        answer = read_all(connection)
+    answer = exchange(served, raw_request(bytes(2 * 2**20), path="/nowhere"))
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"connection: close" in answer.lower()
 
 
 def test_an_early_response_does_not_wait_for_the_whole_body(served: Served) -> None:
-    with connected(served) as connection:
-        connection.sendall(raw_request(bytes(1000), path="/nowhere")[:-500])
+    with connected(served, raw_request(bytes(1000), path="/nowhere")[:-500]) as connection:
         assert read_all(connection).startswith(b"HTTP/1.1 404 ")
 
 
@@ -301,8 +294,7 @@ def test_internal_errors_have_a_request_id_and_no_details(
         raise LookupError("secret detail")
 
     monkeypatch.setattr(served.service.metrics, "render", broken)
-    with served.client() as client:
-        response: httpx.Response = client.get("/metrics")
+    response: httpx.Response = served.get("/metrics")
     document = problem(response, 500, "internal_error")
     assert "secret" not in str(document)
     assert response.headers["x-request-id"] in caplog.text

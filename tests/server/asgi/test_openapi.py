@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from helpers.factories import tiny_bundle
-from helpers.http_harness import GENERATIONS, Served
+from helpers.http_harness import GENERATIONS, Serve, Served
 
 from runtime.audio.formats import ARCHIVE, FORMATS
 from runtime.base.errors import ConfigError
@@ -22,12 +22,9 @@ from server.app import create_app
 from server.asgi.openapi import EXAMPLES, body_model, body_schema, problem_responses
 from server.config import ServerSettings
 
-Serve = Callable[..., Served]
-
 
 def document(served: Served) -> dict[str, Any]:
-    with served.client() as client:
-        result: dict[str, Any] = client.get("/openapi.json").json()
+    result: dict[str, Any] = served.get("/openapi.json").json()
     return result
 
 
@@ -53,8 +50,7 @@ def test_the_published_formats_are_those_that_are_written() -> None:
 
 
 def test_the_schema_accepts_what_the_server_accepts(served: Served) -> None:
-    with served.client() as client:
-        response = client.get("/v1/schema")
+    response = served.get("/v1/schema")
     assert response.headers["content-type"] == "application/schema+json"
     schema = jsonschema_rs.validator_for(response.json())
     body = {"prompt": "a", "guidance": [1.0, 2.0], "seconds": 1.0, "dcw": {"mode": "low", "low": 0.1}}
@@ -277,8 +273,7 @@ def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, m
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    with served.client() as client:
-        assert client.get("/health/live").status_code == 200
+    assert served.get("/health/live").status_code == 200
     return done.stdout
 
 

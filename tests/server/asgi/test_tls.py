@@ -8,7 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ import httpx
 import pytest
 from helpers.http_harness import (
     TIMEOUT_S,
+    Serve,
     Served,
     connected,
     eventually,
@@ -39,8 +40,6 @@ from server.asgi.websocket import MAX_FRAGMENTS, POLICY_VIOLATION
 from server.process import TickServer
 
 pytestmark = pytest.mark.anyio
-
-Serve = Callable[..., Served]
 
 
 def test_https_and_wss_with_a_self_signed_certificate(serve: Serve, tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_a_handshake_has_the_deadline_of_headers(serve: Serve, tmp_path: Path, s
         connection.settimeout(TIMEOUT_S / 2)  # asyncio's own deadline is 60 s
         connection.sendall(sent)
         read_all(connection)
-    eventually(lambda: not served.server.server_state.connections)
+    eventually(lambda: not served.connections)
 
 
 def test_handshakes_that_are_not_complete_make_room(serve: Serve, tmp_path: Path) -> None:
@@ -88,10 +87,10 @@ def test_handshakes_that_are_not_complete_make_room(serve: Serve, tmp_path: Path
     with ExitStack() as stack:
         silent = [stack.enter_context(connected(served)) for _ in range(8)]
         assert [read_all(connection) for connection in silent[:4]] == [b""] * 4
-        eventually(lambda: len(served.server.server_state.connections) == 4)
+        eventually(lambda: len(served.connections) == 4)
         with httpx.Client(base_url=served.url, verify=trusting) as client:
             assert client.get("/health/live").status_code == 200
-    eventually(lambda: not served.server.server_state.connections)
+    eventually(lambda: not served.connections)
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_read(secured: Secured) -> None:
@@ -188,7 +187,7 @@ def test_a_client_that_sends_no_more_has_left(secured: Secured, has_notice: bool
                 client.unwrap()
         else:
             client.shutdown(socket.SHUT_WR)
-        eventually(lambda: not secured.served.server.server_state.connections)
+        eventually(lambda: not secured.served.connections)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -243,7 +242,7 @@ def test_little_waits_for_a_client_over_tls_that_does_not_read(serve: Serve, tmp
     secured = Secured(served, ssl.create_default_context(cafile=str(certificate)))
     with secured.connect() as client:
         client.sendall(raw_request(path="/page/swagger/swagger-ui-bundle.js", method="GET"))
-        (connection,) = served.server.server_state.connections
+        (connection,) = served.connections
         assert isinstance(connection, BoundedProtocol)
         eventually(lambda: connection.flow is not None and connection.flow.write_paused)
         assert connection.transport.get_write_buffer_size() < 3 * WRITE_BYTES

@@ -12,9 +12,11 @@ import pytest
 from fastapi import WebSocket, WebSocketDisconnect
 from helpers.http_harness import (
     TIMEOUT_S,
+    Serve,
     Served,
     connected,
     eventually,
+    exchange,
     handshake,
     open_websocket,
     problem,
@@ -28,7 +30,6 @@ from server.asgi.connection import abort_of
 from server.asgi.problems import ProblemError
 from server.asgi.websocket import WebSocketProtocol, choose_subprotocol
 
-Serve = Callable[..., Served]
 ECHO = "/test/echo"
 DISCONNECTS: list[int] = []
 
@@ -85,8 +86,7 @@ def served(serve: Serve) -> Callable[..., Served]:
 @contextmanager
 def raw_websocket(served: Served) -> Iterator[socket.socket]:
     """A socket after the handshake."""
-    with connected(served) as connection:
-        connection.sendall(handshake(target=ECHO))
+    with connected(served, handshake(target=ECHO)) as connection:
         assert connection.recv(12) == b"HTTP/1.1 101"
         yield connection
 
@@ -130,7 +130,7 @@ def test_compression_is_not_negotiated(served: Callable[..., Served]) -> None:
 def test_sockets_send_without_delay(served: Callable[..., Served]) -> None:
     server = served()
     with open_websocket(server, ECHO):
-        (connection,) = server.server.server_state.connections
+        (connection,) = server.connections
         assert isinstance(connection, WebSocketProtocol)
         option = connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert option
@@ -148,7 +148,7 @@ def test_refused_handshakes_are_problems(served: Callable[..., Served]) -> None:
 def test_an_endpoint_that_does_not_close_ends_with_a_code(served: Callable[..., Served], text: str, code: int) -> None:
     server = served()
     assert code_of(server, text) == code
-    eventually(lambda: not server.server.server_state.connections)
+    eventually(lambda: not server.connections)
 
 
 def test_a_message_beyond_the_limit_closes_with_1009(served: Callable[..., Served]) -> None:
@@ -166,7 +166,7 @@ def test_an_endpoint_that_sends_and_does_not_read_has_few_messages_waiting(serve
         for text in (*["x" * 4000] * 60, "end"):
             websocket.send(text)
         while websocket.recv(TIMEOUT_S) != "enough":
-            (protocol,) = server.server.server_state.connections
+            (protocol,) = server.connections
             assert protocol.queue.qsize() < 20
         assert websocket.recv(TIMEOUT_S) == "all of it"
 
@@ -204,10 +204,9 @@ def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
         for _ in range(2):
             stack.enter_context(open_websocket(server, ECHO))
         assert refused_websocket(server, ECHO) == (503, "busy")
-        with server.client() as client:
-            problem(client.get("/v1/models"), 503, "busy")
-            assert client.get("/health/live").status_code == 200
-    eventually(lambda: not server.server.server_state.connections)
+        problem(server.get("/v1/models"), 503, "busy")
+        assert server.get("/health/live").status_code == 200
+    eventually(lambda: not server.connections)
     with open_websocket(server, ECHO):
         pass
 
@@ -217,10 +216,10 @@ def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(serve
     with raw_websocket(server) as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.sendall(b"\x81\x85\0\0\0\0flood")
-        (connection,) = server.server.server_state.connections
+        (connection,) = server.connections
         eventually(lambda: not connection.writable.is_set())
         server.event_loop.call_soon_threadsafe(connection.keepalive_timeout)
-        eventually(lambda: not server.server.server_state.connections)
+        eventually(lambda: not server.connections)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +239,7 @@ def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disco
 
     async def late(websocket: WebSocket) -> None:
         await websocket.accept()
-        (connection,) = server.server.server_state.connections
+        (connection,) = server.connections
         try:
             closing(connection)
             await websocket.send_text("late")
@@ -250,7 +249,7 @@ def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disco
     server.app.add_api_websocket_route("/test/late", late)
     with open_websocket(server, "/test/late") as websocket, pytest.raises(ConnectionClosed):
         websocket.recv(TIMEOUT_S)
-    eventually(lambda: ends and not server.server.server_state.connections)
+    eventually(lambda: ends and not server.connections)
     assert [type(error) for error in ends] == [WebSocketDisconnect]
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -286,7 +285,7 @@ def test_a_flood_of_small_frames_closes_with_1008(served: Callable[..., Served],
         # Not many more than the limit: what a server has not read when it closes resets the connection.
         connection.sendall(opening + 1050 * unit)
         assert close_code(read_all(connection)) == 1008
-    eventually(lambda: not server.server.server_state.connections)
+    eventually(lambda: not server.connections)
 
 
 def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(served: Callable[..., Served]) -> None:
@@ -304,12 +303,10 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
     served: Callable[..., Served], caplog: pytest.LogCaptureFixture, path: str, status: bytes
 ) -> None:
     server = served()
-    with connected(server) as connection:
-        connection.sendall(handshake(target=path) + 5000 * frame(PING))
-        answer = read_all(connection)
+    answer = exchange(server, handshake(target=path) + 5000 * frame(PING))
     assert answer[9:12] == status
     assert path != ECHO or close_code(answer) == 1008
-    eventually(lambda: not server.server.server_state.connections)
+    eventually(lambda: not server.connections)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -336,7 +333,7 @@ def test_frames_that_are_malformed_close_with_a_code_and_without_a_traceback(
     with raw_websocket(server) as connection:
         connection.sendall(sent)
         assert close_code(read_all(connection)) == code
-    eventually(lambda: not server.server.server_state.connections)
+    eventually(lambda: not server.connections)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -377,7 +374,7 @@ def test_the_longest_unfinished_message_makes_room_for_others(
     begin = b"\x81\xff" + (300_000).to_bytes(8, "big") + bytes(4)
     with raw_websocket(server) as longest, open_websocket(server, ECHO) as other:
         longest.sendall(begin + b"x" * 250_000)
-        eventually(lambda: max(item._unfinished_bytes for item in server.server.server_state.connections) > 240_000)
+        eventually(lambda: max(item._unfinished_bytes for item in server.connections) > 240_000)
         other.send("a" * 200_000)
         assert other.recv(TIMEOUT_S) == "a" * 200_000
         assert close_code(read_all(longest)) == 1013
@@ -404,7 +401,7 @@ def test_many_abrupt_disconnects_leave_nothing(served: Callable[..., Served]) ->
     for _ in range(20):
         with raw_websocket(server) as connection:
             connection.sendall(b"\x81\x81\0\0\0\0a")
-    eventually(lambda: not server.server.server_state.connections)
+    eventually(lambda: not server.connections)
     tasks = asyncio.run_coroutine_threadsafe(_num_tasks(), server.event_loop)
     assert tasks.result(TIMEOUT_S) < 10
 

@@ -94,8 +94,7 @@ def test_a_generation_becomes_a_file(server: Served, tmp_path: Path, language: s
 @pytest.fixture
 def folder(server: Served, tmp_path: Path) -> Path:
     """A folder with the module of the server and the programs that import it."""
-    with server.client() as client:
-        (tmp_path / "tickrt.mjs").write_bytes(client.get("/page/tickrt.js").content)
+    (tmp_path / "tickrt.mjs").write_bytes(server.get("/page/tickrt.js").content)
     shutil.copy(CLIENTS / "live.mjs", tmp_path)
     return tmp_path
 

@@ -37,8 +37,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def test_every_series_is_one_that_a_server_publishes(dashboard: dict[str, Any], served: Served) -> None:
-    with served.client() as client:
-        known = published(client.get("/metrics").text)
+    known = published(served.get("/metrics").text)
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = set[str]().union(*map(names_in, expressions))
     assert asked <= known, asked - known

@@ -41,22 +41,19 @@ def served(deployment: Deployment) -> Iterator[Served]:
 
 def latents(served: Served, adapters: list[dict[str, Any]]) -> np.ndarray:
     body = {"prompt": "a", "seed": 1, "response_format": "latents", "adapters": adapters}
-    with served.client() as client:
-        response = client.post(GENERATIONS, json=body)
+    response = served.send("POST", GENERATIONS, json=body)
     assert response.status_code == 200, response.text
     (found,) = safetensors.numpy.load(response.content).values()
     return found
 
 
 def listed(served: Served) -> dict[str, Any]:
-    with served.client() as client:
-        found: dict[str, Any] = client.get("/v1/adapters").json()
+    found: dict[str, Any] = served.get("/v1/adapters").json()
     return found
 
 
 def merge(served: Served, *adapters: dict[str, Any], key: str = KEY) -> httpx.Response:
-    with served.client() as client:
-        return client.post(PATH, json={"adapters": list(adapters)}, headers={"x-admin-key": key})
+    return served.send("POST", PATH, json={"adapters": list(adapters)}, headers={"x-admin-key": key})
 
 
 def test_adapters_are_listed_and_used(served: Served) -> None:
@@ -66,8 +63,7 @@ def test_adapters_are_listed_and_used(served: Served) -> None:
     assert (card["id"], card["rank"], card["base_model"]) == ("soft", 4, "tiny")
     assert card["trigger_words"] == ["soft", "felt"]
     assert np.abs(latents(served, [{"id": "soft", "strength": 0.7}]) - latents(served, [])).max() > 0.01
-    with served.client() as client:
-        wrong = client.post(GENERATIONS, json={"prompt": "a", "adapters": [{"id": "sofd"}]})
+    wrong = served.send("POST", GENERATIONS, json={"prompt": "a", "adapters": [{"id": "sofd"}]})
     assert problem(wrong, 422, "invalid_request")["fix"] == "did you mean soft?"
 
 
@@ -124,15 +120,13 @@ def test_merged_adapters_are_in_all_generations_until_others_are_merged(served: 
     assert answer.status_code == 200, answer.text
     assert answer.json() == listed(served)
     assert answer.json()["merged"] == [{"id": "soft", "strength": 0.7}]
-    with served.client() as client:
-        assert 'tickrt_merged_adapter_strength{adapter="soft"} 0.7' in client.get("/metrics").text
+    assert 'tickrt_merged_adapter_strength{adapter="soft"} 0.7' in served.get("/metrics").text
     np.testing.assert_allclose(latents(served, []), soft, atol=1e-4)
     served.pipeline.reload()
     np.testing.assert_allclose(latents(served, []), soft, atol=1e-4)
     assert merge(served).json()["merged"] == []
     np.testing.assert_array_equal(latents(served, []), plain)
-    with served.client() as client:
-        assert "tickrt_merged_adapter_strength{" not in client.get("/metrics").text
+    assert "tickrt_merged_adapter_strength{" not in served.get("/metrics").text
 
 
 def test_live_sessions_take_an_adapter_that_came_with_a_reload(served: Served, deployment: Deployment) -> None:
@@ -155,8 +149,7 @@ def test_a_name_of_unicode_is_an_id_in_every_form(served: Served, deployment: De
     answer = merge(served, {"id": stored, "strength": 0.7})
     assert (answer.status_code, answer.json()["merged"]) == (200, [{"id": name, "strength": 0.7}]), answer.text
     assert name in [card["id"] for card in listed(served)["data"]]
-    with served.client() as client:
-        assert f'{{adapter="{name}"}} 0.7' in client.get("/metrics").text
+    assert f'{{adapter="{name}"}} 0.7' in served.get("/metrics").text
     merge(served)
     found = [latents(served, [{"id": typed}]) for typed in (name, stored)]
     np.testing.assert_array_equal(*found)

@@ -17,15 +17,23 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, connected, eventually, problem, raw_request, read_all
+from helpers.http_harness import (
+    GENERATIONS,
+    TIMEOUT_S,
+    Serve,
+    Served,
+    connected,
+    eventually,
+    problem,
+    raw_request,
+    read_all,
+)
 
 from runtime.audio.codec import Codec
 from runtime.audio.encoding import AudioWriter
 from runtime.pipeline.generation import LongGeneration
 from server.asgi import request_body
 from server.routes import generation_stream, generations
-
-Serve = Callable[..., Served]
 
 
 def generation(**body: Any) -> bytes:
@@ -186,8 +194,7 @@ def test_a_disconnect_frees_the_slot(serve: Serve, how: str) -> None:
     served.tick_s = 0.02
     loop = served.pipeline.loop
     for _ in range(3):
-        with connected(served) as connection:
-            connection.sendall(generation(steps=200))
+        with connected(served, generation(steps=200)) as connection:
             eventually(lambda: loop.stats().slots_active == 1)
             leave(connection, how)
             eventually(lambda: loop.stats().slots_active == 0)
@@ -207,8 +214,7 @@ def leave(connection: socket.socket, how: str) -> None:
 def test_a_disconnect_while_streaming_frees_the_slot(serve: Serve) -> None:
     served = serve(depth=1)
     served.tick_s = 0.02
-    with connected(served) as connection:
-        connection.sendall(generation(seconds=60, steps=20))
+    with connected(served, generation(seconds=60, steps=20)) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         eventually(lambda: len(connection.recv(65536)) > 0)
     eventually(lambda: served.pipeline.loop.stats().slots_active == 0)
@@ -265,15 +271,14 @@ def test_a_client_that_does_not_read_is_aborted_and_others_are_unaffected(serve:
     counted = served.metrics()
     assert counted["tickrt_stream_aborts_total{reason=send_timeout}"] == 1
     assert counted["tickrt_generations_total{outcome=expired}"] == 1
-    eventually(lambda: len(served.server.server_state.connections) <= 1)
+    eventually(lambda: len(served.connections) <= 1)
 
 
 def test_a_slow_reader_gets_the_whole_body(serve: Serve) -> None:
     served = serve(depth=2, send_timeout_s=2.0, send_buffer_bytes=4096)
     expected = served.post(seconds=20, response_format="pcm").content
     body = json.dumps({"prompt": "a", "seed": 1, "seconds": 20, "response_format": "pcm"}).encode()
-    with connected(served) as connection:
-        connection.sendall(raw_request(body, headers="connection: close\r\n"))
+    with connected(served, raw_request(body, headers="connection: close\r\n")) as connection:
         data = b""
         while part := connection.recv(4096):
             data += part

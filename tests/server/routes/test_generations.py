@@ -6,7 +6,7 @@ import struct
 import threading
 import wave
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,7 @@ import soundfile
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
-from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request, serving
+from helpers.http_harness import GENERATIONS, Serve, Served, connected, eventually, problem, raw_request, serving
 from helpers.tiny_structure import FRAMES_PER_CODE, NUM_CODES, codes_of
 
 from runtime.audio.codec import Codec
@@ -145,7 +145,7 @@ def test_parameters_that_are_too_long_for_a_header_are_where_it_says(served: Ser
     assert is_the_same
 
 
-def test_a_generation_that_is_not_known_any_more_is_a_problem(serve: Callable[..., Served]) -> None:
+def test_a_generation_that_is_not_known_any_more_is_a_problem(serve: Serve) -> None:
     served = serve(result_keep_s=0.05)
     with served.client() as client:
         path = path_of(served.post(steps=1))
@@ -250,8 +250,7 @@ def test_mp3_is_refused_where_the_installation_has_no_encoder(served: Served, mo
     document = problem(served.post(response_format="mp3"), 422)
     assert document["errors"][0]["pointer"] == "/response_format"
     assert "no encoder for mp3" in document["detail"]
-    with served.client() as client:
-        assert "mp3" not in client.get("/v1/models/tiny").json()["response_formats"]
+    assert "mp3" not in served.get("/v1/models/tiny").json()["response_formats"]
 
 
 @pytest.mark.parametrize(
@@ -346,10 +345,9 @@ def test_tracks_are_extracted_where_layers_are_not_told(built: Built, limit: int
                 assert np.abs(pair[0] - pair[1]).max() < 1e-5, name
         admission = served.service.admission
         eventually(lambda: (admission.num_pending, admission.memory.used, admission.permits) == (0, 0, set()))
-        with served.client() as client:
-            assert client.post(GENERATIONS, json={"prompt": "a", "seconds": 2}).status_code == 200
-            refused = client.post(GENERATIONS, json={"prompt": "a", "stems": "wav", "response_format": "mid"})
-            assert problem(refused, 422)["errors"][0]["pointer"] == "/response_format"
+        assert served.send("POST", GENERATIONS, json={"prompt": "a", "seconds": 2}).status_code == 200
+        refused = served.send("POST", GENERATIONS, json={"prompt": "a", "stems": "wav", "response_format": "mid"})
+        assert problem(refused, 422)["errors"][0]["pointer"] == "/response_format"
 
 
 def test_a_client_that_leaves_ends_what_is_extracted_for_it(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,8 +361,7 @@ def test_a_client_that_leaves_ends_what_is_extracted_for_it(built: Built, monkey
             return extractions(generation, latents)
 
         monkeypatch.setattr(LongGeneration, "extractions", paused)
-        with connected(served) as connection:
-            connection.sendall(raw_request(json.dumps({"prompt": "a", "stems": "wav"}).encode()))
+        with connected(served, raw_request(json.dumps({"prompt": "a", "stems": "wav"}).encode())) as connection:
             assert is_made.wait(20.0)
             eventually(lambda: not served.pipeline.loop.is_empty)
             connection.close()
@@ -413,8 +410,7 @@ def test_what_has_no_notes_is_refused_before_it_is_generated(served: Served) -> 
     assert "no [notes]" in problem(served.post(response_format="mid"), 422)["detail"]
     assert "no [stems]" in problem(served.post(stems="flac"), 422)["detail"]
     assert problem(served.post(quantize=True), 422)["errors"][0]["pointer"] == "/quantize"
-    with served.client() as client:
-        assert "mid" not in client.get("/v1/models/tiny").json()["response_formats"]
+    assert "mid" not in served.get("/v1/models/tiny").json()["response_formats"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -425,8 +421,7 @@ def test_latents_are_safetensors_and_accepted_as_a_source(served: Served, stream
     latents = safetensors.numpy.load(response.content)["latents"]
     assert (latents.dtype, latents.shape) == (np.float32, (50, 8))
     form = {"request": (None, json.dumps({"prompt": "a", "seed": 1, "denoise": 0.0, "response_format": "latents"}))}
-    with served.client() as client:
-        cover = client.post(GENERATIONS, files={**form, "source": ("s.safetensors", response.content)})
+    cover = served.send("POST", GENERATIONS, files={**form, "source": ("s.safetensors", response.content)})
     np.testing.assert_array_equal(safetensors.numpy.load(cover.content)["latents"], latents)
 
 
@@ -450,8 +445,7 @@ def wav_upload(seconds: float, rate: int = 16000) -> bytes:
 
 def multipart(served: Served, source: object, **body: object) -> httpx.Response:
     form = {"request": (None, json.dumps({"prompt": "a", "seed": 1, **body})), "source": source}
-    with served.client() as client:
-        return client.post(GENERATIONS, files=form)
+    return served.send("POST", GENERATIONS, files=form)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +473,7 @@ def test_a_source_of_wrong_width_or_with_nan_is_refused(served: Served) -> None:
     assert "finite" in problem(multipart(served, ("s", nan)), 422)["detail"]
 
 
-def test_a_source_is_limited_by_its_duration(serve: Callable[..., Served]) -> None:
+def test_a_source_is_limited_by_its_duration(serve: Serve) -> None:
     with serve(max_seconds=3.0).client() as client:
         silence = io.BytesIO()
         soundfile.write(silence, np.zeros(4_000_000), 8000, format="FLAC")
@@ -488,14 +482,14 @@ def test_a_source_is_limited_by_its_duration(serve: Callable[..., Served]) -> No
         assert "longer than 3 seconds" in problem(client.post(GENERATIONS, files=form), 422)["detail"]
 
 
-def test_seconds_beyond_the_servers_limit_are_refused_before_admission(serve: Callable[..., Served]) -> None:
+def test_seconds_beyond_the_servers_limit_are_refused_before_admission(serve: Serve) -> None:
     server = serve(max_seconds=3.0)
     document = problem(server.post(seconds=3.5), 422)
     assert document["errors"] == [{"pointer": "/seconds", "detail": "expected at most 3"}]
     assert server.metrics()["tickrt_generations_started_total"] == 0
 
 
-def test_nonfinite_latents_end_only_their_own_generation(serve: Callable[..., Served]) -> None:
+def test_nonfinite_latents_end_only_their_own_generation(serve: Serve) -> None:
     served = serve(depth=2)
     huge = safetensors.numpy.save({"latents": np.full((32, 8), 3e38, np.float32)})
     alone = served.post(seed=3, steps=50).content
@@ -511,9 +505,7 @@ def test_nonfinite_latents_end_only_their_own_generation(serve: Callable[..., Se
     assert served.metrics()["tickrt_generations_total{outcome=nonfinite}"] == 1
 
 
-def test_a_failure_after_the_first_chunk_aborts_the_body(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_after_the_first_chunk_aborts_the_body(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve()
     decode, calls = Codec._decode, count()
 
@@ -542,8 +534,7 @@ def form_latents(served: Served, /, *, files: Mapping[str, bytes] = MappingProxy
     """The latents of a generation with these parts of the form."""
     request = json.dumps({"prompt": "a", "seed": 1, "response_format": "latents", **body})
     form = {"request": (None, request), **{name: (name, data) for name, data in files.items()}}
-    with served.client() as client:
-        response = client.post(GENERATIONS, files=form)
+    response = served.send("POST", GENERATIONS, files=form)
     assert response.status_code == 200, response.text
     return safetensors.numpy.load(response.content)["latents"]
 
@@ -554,8 +545,7 @@ def latents_file(frames: int, seed: int = 5) -> tuple[bytes, np.ndarray]:
 
 
 def source_id(served: Served, data: bytes) -> str:
-    with served.client() as client:
-        return str(client.post("/v1/sources", content=data).json()["id"])
+    return str(served.send("POST", "/v1/sources", content=data).json()["id"])
 
 
 @pytest.mark.parametrize("part", ["timbre", "structure"])
@@ -609,13 +599,11 @@ def test_wrong_references_are_refused(
     conditioned: Served, files: dict[str, bytes], body: dict[str, object], status: int, message: str
 ) -> None:
     form = {"request": (None, json.dumps({"prompt": "a", **body})), **{name: (name, f) for name, f in files.items()}}
-    with conditioned.client() as client:
-        assert message in problem(client.post(GENERATIONS, files=form), status)["detail"]
+    assert message in problem(conditioned.send("POST", GENERATIONS, files=form), status)["detail"]
     assert conditioned.post(steps=1).status_code == 200
 
 
 @pytest.mark.parametrize("part", ["timbre", "structure"])
 def test_a_model_without_the_part_refuses_a_reference(served: Served, part: str) -> None:
     form = {"request": (None, '{"prompt": "a"}'), part: ("a.wav", wav_upload(0.1))}
-    with served.client() as client:
-        assert f"has no [{part}]" in problem(client.post(GENERATIONS, files=form), 422)["detail"]
+    assert f"has no [{part}]" in problem(served.send("POST", GENERATIONS, files=form), 422)["detail"]

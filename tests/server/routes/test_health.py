@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from helpers.http_harness import GENERATIONS, TIMEOUT_S, Served, eventually, problem
+from helpers.http_harness import GENERATIONS, TIMEOUT_S, Serve, Served, eventually, problem
 from helpers.panics import panic
 from helpers.scripted_sessions import Client
 
@@ -24,13 +24,10 @@ from server.app import create_app
 from server.config import ServerSettings
 from server.service.service import not_live, not_ready
 
-Serve = Callable[..., Served]
-
 
 def test_a_warm_server_is_live_and_ready(served: Served) -> None:
-    with served.client() as client:
-        assert client.get("/health/live").json() == {"status": "live", "tick_age_s": None}
-        ready = client.get("/health/ready").json()
+    assert served.get("/health/live").json() == {"status": "live", "tick_age_s": None}
+    ready = served.get("/health/ready").json()
     assert ready == {
         "status": "ready",
         "model": "tiny",
@@ -156,8 +153,7 @@ def test_an_idle_loop_is_live(serve: Serve) -> None:
     served.post()
     eventually(lambda: served.pipeline.loop.stats().is_idle)
     time.sleep(0.2)
-    with served.client() as client:
-        assert client.get("/health/live").json()["tick_age_s"] is None
+    assert served.get("/health/live").json()["tick_age_s"] is None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -196,7 +192,6 @@ def test_a_dead_thread_of_live_sessions_ends_the_process(serve: Serve, monkeypat
 
 
 def test_metrics_are_in_the_text_format(served: Served) -> None:
-    with served.client() as client:
-        response = client.get("/metrics")
+    response = served.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     assert "# TYPE tickrt_generations_total counter" in response.text

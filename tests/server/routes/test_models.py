@@ -19,10 +19,9 @@ SPEC = TinySpec()
 
 
 def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -> None:
-    with served.client() as client:
-        models = client.get("/v1/models").json()
-        one = client.get("/v1/models/tiny").json()
-        missing = problem(client.get("/v1/models/tinny"), 404, "model_not_found")
+    models = served.get("/v1/models").json()
+    one = served.get("/v1/models/tiny").json()
+    missing = problem(served.get("/v1/models/tinny"), 404, "model_not_found")
     assert missing["fix"] == "did you mean tiny?"
     assert models == {"object": "list", "data": [one]}
     assert (one["id"], one["object"], one["owned_by"]) == ("tiny", "model", "tickrt")
@@ -33,16 +32,14 @@ def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -
 
 
 def test_a_closed_vocabulary_is_listed(built: Built, served: Served) -> None:
-    with served.client() as client:
-        assert client.get("/v1/models/tiny").json()["vocabulary"] is None
+    assert served.get("/v1/models/tiny").json()["vocabulary"] is None
     with serving(built(words=("calm", "drums"), more=FEW_VARIANTS)) as other, other.client() as client:
         assert client.get("/v1/models/tiny").json()["vocabulary"] == ["calm", "drums"]
 
 
 def test_every_option_is_once_in_the_schema_and_a_flag_of_tickrt_generate(served: Served) -> None:
     """All of them come from GenerationOptions; dcw, an object, has one flag per field."""
-    with served.client() as client:
-        properties = set(client.get("/v1/schema").json()["properties"])
+    properties = set(served.get("/v1/schema").json()["properties"])
     flags = [flag for item in typer.main.get_command(app).params for flag in item.opts if flag.startswith("--")]
     pipeline = served.app.state.service.pipeline
     untaken = untaken_options(pipeline.bundle)
@@ -71,8 +68,7 @@ def test_a_model_without_text_encoder_says_so_and_generates_from_its_null_condit
     built: Built, file_without_text_encoder: Path
 ) -> None:
     with serving(built(file_without_text_encoder)) as served:
-        with served.client() as client:
-            (card,) = client.get("/v1/models").json()["data"]
+        (card,) = served.get("/v1/models").json()["data"]
         assert card["takes_text"] is False
         assert len(served.post(prompt="", seconds=1.0, response_format="pcm").content) == 8000 * 2 * 2
         refused = problem(served.post(prompt="piano"), 422)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from helpers.factories import TinySpec
-from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.http_harness import GENERATIONS, Serve, Served, problem, serving
 from helpers.odd_audio import DAMAGED, LOSSLESS
 from helpers.tones import tone
 
@@ -25,7 +25,6 @@ from server.asgi.problems import ProblemError
 from server.asgi.request_body import Bodies
 from server.routes.sources import store_source
 
-Serve = Callable[..., Served]
 SOURCES = "/v1/sources"
 
 
@@ -39,8 +38,7 @@ def wav(seconds: float = 1.0, rate_hz: int = 16000) -> bytes:
 
 
 def upload(served: Served, data: bytes, **options: object) -> httpx.Response:
-    with served.client() as client:
-        return client.post(SOURCES, content=data, **options)
+    return served.send("POST", SOURCES, content=data, **options)
 
 
 def latents_of(served: Served, **body: object) -> np.ndarray:
@@ -73,9 +71,8 @@ def test_a_generation_takes_a_source_by_id_as_by_upload(served: Served) -> None:
     data = wav(1.0)
     source_id = upload(served, data).json()["id"]
     by_id = latents_of(served, source_id=source_id, denoise=0.4)
-    with served.client() as client:
-        request = ("", '{"prompt": "a", "seed": 1, "denoise": 0.4, "response_format": "latents"}')
-        by_upload = client.post(GENERATIONS, files={"request": request, "source": ("a.wav", data)})
+    request = ("", '{"prompt": "a", "seed": 1, "denoise": 0.4, "response_format": "latents"}')
+    by_upload = served.send("POST", GENERATIONS, files={"request": request, "source": ("a.wav", data)})
     (expected,) = safetensors.numpy.load(by_upload.content).values()
     assert np.array_equal(by_id, expected)
     assert not np.array_equal(by_id, latents_of(served, source_id=source_id, denoise=0.9))
@@ -90,8 +87,7 @@ def test_a_repaint_keeps_the_samples_of_its_source(served: Served, by_id: bool) 
         response = served.post(**values, source_id=upload(served, data).json()["id"])
     else:
         form = {"request": ("", json.dumps({"prompt": "a", **values})), "source": ("a.wav", data)}
-        with served.client() as client:
-            response = client.post(GENERATIONS, files=form)
+        response = served.send("POST", GENERATIONS, files=form)
     assert response.status_code == 200, response.text
     result = np.frombuffer(response.content, "<i2").reshape(-1, 2)
     source = np.frombuffer(data[44:], "<i2").repeat(2).reshape(-1, 2)
@@ -114,9 +110,8 @@ def test_unknown_and_doubled_sources_are_refused(served: Served) -> None:
         assert document["errors"][0]["pointer"] == f"/{field}"
         problem(served.post(**{field: "../../etc/passwd"}), 422)
     source_id = upload(served, wav(0.5)).json()["id"]
-    with served.client() as client:
-        request = ("", f'{{"prompt": "a", "source_id": "{source_id}"}}')
-        both = client.post(GENERATIONS, files={"request": request, "source": ("a.wav", wav(0.5))})
+    request = ("", f'{{"prompt": "a", "source_id": "{source_id}"}}')
+    both = served.send("POST", GENERATIONS, files={"request": request, "source": ("a.wav", wav(0.5))})
     assert problem(both, 422)["errors"][0]["pointer"] == "/source_id"
 
 
@@ -146,8 +141,7 @@ def test_every_file_that_the_command_line_reads_is_taken(served: Served) -> None
 def test_a_generation_tells_what_of_its_source_could_not_be_decoded(served: Served) -> None:
     for name in ("cut flac", "two flac"):
         form = {"request": (None, json.dumps({"prompt": "a"})), "source": (name, DAMAGED[name][0])}
-        with served.client() as client:
-            response = client.post(GENERATIONS, files=form)
+        response = served.send("POST", GENERATIONS, files=form)
         (*losses,) = served.card(response)["losses"]
         assert response.headers.get("x-damaged") == ("true" if losses else None)
         assert [text.endswith("s of the audio cannot be decoded and are left out") for text in losses] == [True] * (
@@ -164,10 +158,9 @@ def test_what_is_not_audio_is_refused_and_counted(served: Served, data: bytes) -
 
 
 def test_forms_with_other_parts_are_refused(served: Served) -> None:
-    with served.client() as client:
-        problem(client.post(SOURCES, files={"file": ("a.wav", wav(0.1))}), 422)
-        problem(client.post(SOURCES, data={"source": "text"}, files={"source": ("a", b"x")}), 422)
-        problem(client.post(SOURCES, content=wav(0.1), headers={"content-encoding": "gzip"}), 415)
+    problem(served.send("POST", SOURCES, files={"file": ("a.wav", wav(0.1))}), 422)
+    problem(served.send("POST", SOURCES, data={"source": "text"}, files={"source": ("a", b"x")}), 422)
+    problem(served.send("POST", SOURCES, content=wav(0.1), headers={"content-encoding": "gzip"}), 415)
 
 
 def test_uploads_are_limited_in_size_and_duration(serve: Serve) -> None:

@@ -13,7 +13,7 @@ import pytest
 from conftest import Loops
 from helpers.backends import BACKENDS, Backend
 from helpers.generations import GUIDED, Inbox, make
-from helpers.http_harness import GENERATIONS, Served, connected, eventually, problem, raw_request
+from helpers.http_harness import GENERATIONS, Serve, Served, connected, eventually, problem, raw_request
 
 from runtime.base.errors import ConfigError
 from runtime.tick.clock import PHASES
@@ -23,7 +23,6 @@ from runtime.tick.runner import BucketSpan
 from server.config import load_settings
 from server.routes.tick_profile import device_begins, tick_trace
 
-Serve = Callable[..., Served]
 KEY = "only-for-admins"
 # Of the test server: its metrics, its live sessions, and the recorder of the tests.
 NUM_OBSERVERS = 4  # those of the server itself: watchdog, metrics, two of tick times
@@ -32,8 +31,7 @@ PATH = "/admin/profile"
 
 def ask(served: Served, key: str | None = KEY, **params: Any) -> httpx.Response:
     headers = {} if key is None else {"x-admin-key": key}
-    with served.client() as client:
-        return client.post(PATH, params=params, headers=headers)
+    return served.send("POST", PATH, params=params, headers=headers)
 
 
 def profile_during(served: Served, work: Callable[[], object], **params: Any) -> httpx.Response:
@@ -55,8 +53,7 @@ def test_a_wrong_admin_key_is_refused(serve: Serve, key: str | None) -> None:
     served = serve(admin_key=KEY)
     before = list(served.pipeline.loop.observers)
     headers = {} if key is None else {"x-admin-key": key.encode()}
-    with served.client() as client:
-        document = problem(client.post(PATH, headers=headers), 403, "admin_key_needed")
+    document = problem(served.send("POST", PATH, headers=headers), 403, "admin_key_needed")
     assert document["fix"] == "send X-Admin-Key: KEY"
     assert served.pipeline.loop.observers == before
 
@@ -121,8 +118,7 @@ def test_a_second_profile_is_refused_while_one_is_recorded(serve: Serve) -> None
 
 def test_a_disconnect_ends_the_profile(serve: Serve) -> None:
     served = serve(admin_key=KEY)
-    with connected(served) as connection:
-        connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
+    with connected(served, raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n")):
         eventually(lambda: served.service.is_profiling)
     eventually(lambda: not served.service.is_profiling)
     assert len(served.pipeline.loop.observers) == NUM_OBSERVERS
@@ -130,8 +126,7 @@ def test_a_disconnect_ends_the_profile(serve: Serve) -> None:
 
 def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
     served = serve(admin_key=KEY)
-    with connected(served) as connection:
-        connection.sendall(raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n"))
+    with connected(served, raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n")):
         eventually(lambda: served.service.is_profiling)
         served.server.drain()
         eventually(lambda: served.service.pipeline is None)
@@ -139,9 +134,8 @@ def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
 
 def test_other_requests_record_no_profile(serve: Serve) -> None:
     served = serve(admin_key=KEY)
-    with served.client() as client:
-        assert client.get(PATH, headers={"x-admin-key": KEY}).status_code == 405
-        assert client.post(GENERATIONS, json={"prompt": "a", "steps": 2}).status_code == 200
+    assert served.get(PATH, headers={"x-admin-key": KEY}).status_code == 405
+    assert served.send("POST", GENERATIONS, json={"prompt": "a", "steps": 2}).status_code == 200
     assert not served.service.is_profiling
 
 

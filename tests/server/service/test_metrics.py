@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from helpers.http_harness import GENERATIONS, Served, connected, eventually, raw_request
+from helpers.http_harness import GENERATIONS, Serve, Served, connected, eventually, raw_request
 from prometheus_client import CollectorRegistry
 
 from runtime.tick.clock import PHASES
 from runtime.tick.loop.record import TickRecord
 from server.service.metrics import LiveMetrics, Metrics, Outcome
 from server.service.service import WARM_UP_TIMEOUT_S
-
-Serve = Callable[..., Served]
 
 
 def test_counters_equal_the_workload(serve: Serve) -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from conftest import Built
 from helpers.backends import SIMULATED_RTX
-from helpers.http_harness import TIMEOUT_S, Served
+from helpers.http_harness import TIMEOUT_S, Serve
 
 from runtime.base.errors import ConfigError
 from runtime.config.deployment import Deployment, Target
@@ -40,7 +40,6 @@ from server.service.sources import SourceFolder
 
 MIB = 2**20
 GLIBC = os.name == "posix" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
-Serve = Callable[..., Served]
 pytestmark = pytest.mark.anyio
 
 

@@ -15,7 +15,7 @@ import av
 import pytest
 from helpers.acestep_client import AceStepClient, refusal, wav_file, wrapped
 from helpers.backends import FEW_VARIANTS
-from helpers.http_harness import GENERATIONS, Served, eventually, serving
+from helpers.http_harness import GENERATIONS, Serve, Served, eventually, serving
 
 from runtime.audio.codec import Codec
 from runtime.base.errors import EngineError
@@ -25,7 +25,6 @@ from server.asgi.shares import Shares
 from server.protocols.acestep import tasks as acestep_tasks
 from server.protocols.acestep.tasks import Task, TaskStore
 
-Serve = Callable[..., Served]
 SHORT = {"prompt": "a", "batch_size": 1, "audio_duration": 0.5, "audio_format": "wav"}
 SOURCE = wav_file(1.28)
 UPLOAD = {"src_audio": ("src_audio.wav", SOURCE, "audio/wav")}
@@ -257,8 +256,7 @@ def samples(data: bytes) -> bytes:
 def ours(served: Served, files: dict[str, Any] | None = None, **body: Any) -> bytes:
     """The samples of a generation by our own route."""
     form = {"request": (None, json.dumps({"prompt": "a", **body})), **(files or {})}
-    with served.client() as http:
-        response = http.post(GENERATIONS, files=form)
+    response = served.send("POST", GENERATIONS, files=form)
     assert response.status_code == 200, response.text
     return samples(response.content)
 

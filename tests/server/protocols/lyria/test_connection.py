@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
-from helpers.http_harness import Served, eventually, open_websocket, serving
+from helpers.http_harness import Serve, Served, eventually, open_websocket, serving
 from helpers.lyria_client import PATH, LyriaClient, lyria
 from websockets.exceptions import InvalidStatus
 
@@ -47,7 +47,7 @@ def test_every_way_to_the_path(served: Served, path: str) -> None:
         pass
 
 
-def test_a_key_comes_in_the_header_or_the_query(serve: Callable[..., Served]) -> None:
+def test_a_key_comes_in_the_header_or_the_query(serve: Serve) -> None:
     served = serve(api_key="secret")
     with lyria(served, additional_headers={"x-goog-api-key": "secret"}), lyria(served, f"/{PATH}?key=secret"):
         pass
@@ -57,7 +57,7 @@ def test_a_key_comes_in_the_header_or_the_query(serve: Callable[..., Served]) ->
         assert (status, body) == (401, {"error": {"code": 401, "message": message, "status": "UNAUTHENTICATED"}})
 
 
-def test_pages_of_allowed_origins_only(serve: Callable[..., Served]) -> None:
+def test_pages_of_allowed_origins_only(serve: Serve) -> None:
     served = serve(allowed_origins=("https://page.example",))
     with lyria(served, origin="https://page.example"):
         pass
@@ -71,7 +71,7 @@ def test_while_the_engines_are_opened_it_is_unavailable(served: Served, monkeypa
     assert (status, body["error"]["code"], body["error"]["status"]) == (503, 503, "UNAVAILABLE")
 
 
-def test_a_server_that_does_not_answer_these_clients_has_no_such_path(serve: Callable[..., Served]) -> None:
+def test_a_server_that_does_not_answer_these_clients_has_no_such_path(serve: Serve) -> None:
     with pytest.raises(InvalidStatus) as error, open_websocket(serve(clients=()), PATH):
         pass
     assert error.value.response.status_code == 404
@@ -411,12 +411,11 @@ def test_a_session_that_is_deleted_closes_its_connection(server: Served, client:
     settle(client)
     eventually(lambda: all(info.is_connected for info in server.service.live_host().sessions()))
     (info,) = server.service.live_host().sessions()
-    with server.client() as http:
-        assert http.delete(f"/v1/sessions/{info.id}").status_code == 204
+    assert server.send("DELETE", f"/v1/sessions/{info.id}").status_code == 204
     assert client.closed() == (1000, "the session has ended: deleted")
 
 
-def test_a_shutdown_says_so(serve: Callable[..., Served]) -> None:
+def test_a_shutdown_says_so(serve: Serve) -> None:
     with lyria(served := serve()) as client:
         served.server.drain()
         assert client.closed()[0] == 1001

@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from helpers.http_harness import Served, eventually, problem, raw_request
+from helpers.http_harness import Serve, Served, eventually, problem, raw_request
 from helpers.http_harness import connected as connected_socket
 from helpers.mcp_client import ERAS, audio_of, connected, facts, link_of, problem_of, talk, text_of
 from mcp.client import Client
@@ -32,7 +32,6 @@ from server.protocols.mcp.schemas import FILE_OPTIONS
 pytestmark = pytest.mark.anyio
 
 NESTED: list[Any] = []
-Serve = Callable[..., Served]
 INITIALIZE = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -155,8 +154,7 @@ async def test_a_file_is_made_and_read(served: Served, era: str) -> None:
         data = await read_file(client, found["uri"])
         assert len(data) == found["bytes"]
         assert np.abs(samples(data)).max() > 0.05
-        with served.client() as http:
-            fetched = http.get(found["url"])
+        fetched = served.get(found["url"])
         assert (fetched.headers["content-type"], fetched.content) == ("audio/wav", data)
         again = await client.call_tool("generate", {**arguments, "return_audio": True})
         sent = audio_of(again)
@@ -283,10 +281,9 @@ def test_a_page_of_an_allowed_origin_may_send_the_headers_of_the_protocol(serve:
         "access-control-request-method": "POST",
         "access-control-request-headers": "content-type,mcp-protocol-version,mcp-session-id",
     }
-    with served.client() as http:
-        assert http.options("/mcp", headers=headers).status_code == 200
-        answer = http.post("/mcp", json=INITIALIZE, headers={**ACCEPT, "origin": "https://studio.example"})
-        assert "mcp-session-id" in answer.headers["access-control-expose-headers"].lower()
+    assert served.send("OPTIONS", "/mcp", headers=headers).status_code == 200
+    answer = served.send("POST", "/mcp", json=INITIALIZE, headers={**ACCEPT, "origin": "https://studio.example"})
+    assert "mcp-session-id" in answer.headers["access-control-expose-headers"].lower()
 
 
 def test_a_body_of_many_members_is_refused_before_the_sdk_reads_it(serve: Serve) -> None:
@@ -392,8 +389,7 @@ def test_a_server_that_drains_refuses_and_ends_what_is_in_flight(serve: Serve) -
 def test_without_the_sdk_one_sentence_says_what_to_install(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.protocols.mcp.routes.find_spec", lambda name: None)
     served = serve()
-    with served.client() as http:
-        assert "pip install 'tickrt[mcp]'" in refused(http.post("/mcp", json=INITIALIZE), 501, "not_available")
+    assert "pip install 'tickrt[mcp]'" in refused(served.send("POST", "/mcp", json=INITIALIZE), 501, "not_available")
 
 
 def test_mcp_can_be_turned_off(serve: Serve) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import anyio
 import numpy as np
 import pytest
 import soundfile
-from helpers.http_harness import TIMEOUT_S, Served, eventually
+from helpers.http_harness import TIMEOUT_S, Serve, Served, eventually
 from helpers.mcp_client import ERAS, connected, facts, problem_of, talk
 from mcp.client import Client
 from mcp.types import Tool
@@ -29,7 +28,6 @@ from server.protocols.mcp.work import ToolProgress, ToolTasks
 
 pytestmark = pytest.mark.anyio
 
-Serve = Callable[..., Served]
 LIVE = {"live_open": Open, "live_set": SetControls, "live_prompts": SetPrompts, "live_plan": SetPlan}
 
 
@@ -169,8 +167,7 @@ async def test_what_is_left_ends_with_the_server() -> None:
 
 
 def recorded(served: Served, found: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    with served.client() as http:
-        samples, rate_hz = soundfile.read(io.BytesIO(http.get(found["url"]).content), always_2d=True)
+    samples, rate_hz = soundfile.read(io.BytesIO(served.get(found["url"]).content), always_2d=True)
     assert rate_hz == 8000
     return samples  # type: ignore[no-any-return]
 
@@ -301,8 +298,7 @@ async def test_a_session_whose_opening_is_cancelled_is_not_kept(
 async def test_a_session_that_ends_elsewhere_says_so(served: Served) -> None:
     async with connected(served.url) as client:
         session = facts(await client.call_tool("live_open", {}))["session"]
-        with served.client() as http:
-            assert http.delete(f"/v1/sessions/{session}").status_code == 204
+        assert served.send("DELETE", f"/v1/sessions/{session}").status_code == 204
         eventually(lambda: session not in {info.id for info in served.service.live_host().sessions()})
         text = problem_of(await client.call_tool("live_record", {"session": session, "seconds": 1}), "unknown_session")
         assert "it has ended: deleted" in text
@@ -336,8 +332,7 @@ def without_null(item: dict[str, Any]) -> dict[str, Any]:
 
 def test_options_are_those_of_http(served: Served) -> None:
     tools = talk(served, tools_of)
-    with served.client() as http:
-        known = http.get("/v1/schema").json()["properties"]
+    known = served.get("/v1/schema").json()["properties"]
     properties = dict(tools["generate"].input_schema["properties"])
     assert properties.pop("return_audio")["type"] == "boolean"
     assert set(properties) == set(known) - {"stream"}
@@ -395,8 +390,7 @@ async def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
         assert "/source_id: is missing" in problem_of(missing, "invalid_request")
         masked = await client.call_tool("cover", {**cover, "mask": 1})
         assert "/mask: is not known" in problem_of(masked, "invalid_request")
-        with served.client() as http:
-            source = http.post("/v1/sources", files={"source": http.get(made["url"]).content}).json()["id"]
+        source = served.send("POST", "/v1/sources", files={"source": served.get(made["url"]).content}).json()["id"]
         assert facts(await client.call_tool("cover", {**cover, "source_id": source}))["seed"] == 1
         notes = facts(await client.call_tool("generate", {"prompt": "a", "seconds": 1, "response_format": "LATENTS"}))
         assert notes["media_type"] == "application/vnd.safetensors"
@@ -405,8 +399,7 @@ async def test_what_was_made_is_covered_and_repainted(served: Served) -> None:
 async def test_models_and_words_are_told(served: Served) -> None:
     async with connected(served.url) as client:
         (model,) = facts(await client.call_tool("models", {}))["models"]
-        with served.client() as http:
-            (card,) = http.get("/v1/models").json()["data"]
+        (card,) = served.get("/v1/models").json()["data"]
         assert {name: model[name] for name in card if name != "vocabulary"} == {
             name: value for name, value in card.items() if name != "vocabulary"
         }
@@ -428,8 +421,7 @@ async def test_a_file_makes_room_and_expires(serve: Serve) -> None:
         facts(await client.call_tool("generate", long))
         uris = {resource.uri for resource in (await client.list_resources()).resources}
         assert first["uri"] not in uris
-        with served.client() as http:
-            assert http.get(first["url"]).status_code == 404
+        assert served.get(first["url"]).status_code == 404
         too_long = await client.call_tool("generate", {**long, "seconds": 60})
         assert "the limit is 1 MiB" in problem_of(too_long, "results_too_large")
 
