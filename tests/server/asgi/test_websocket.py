@@ -22,13 +22,15 @@ from helpers.http_harness import (
     problem,
     read_all,
     refused_websocket,
+    serving,
 )
 from websockets.exceptions import ConnectionClosed
 
 from runtime.base.errors import RequestError
+from runtime.config.deployment import Deployment
 from server.asgi.connection import abort_of
 from server.asgi.problems import ProblemError
-from server.asgi.websocket import WebSocketProtocol, choose_subprotocol
+from server.asgi.websocket import choose_subprotocol
 
 ECHO = "/test/echo"
 DISCONNECTS: list[int] = []
@@ -72,15 +74,24 @@ async def close(websocket: WebSocket) -> None:
     await websocket.close()
 
 
-@pytest.fixture
-def served(serve: Serve) -> Callable[..., Served]:
-    def start(**settings: object) -> Served:
-        served = serve(**settings)
-        for path, endpoint in ((ECHO, echo), ("/test/talk", talk), ("/test/refuse", refuse), ("/test/close", close)):
-            served.app.add_api_websocket_route(path, endpoint)
-        return served
+def with_endpoints(server: Served) -> Served:
+    for path, endpoint in ((ECHO, echo), ("/test/talk", talk), ("/test/refuse", refuse), ("/test/close", close)):
+        server.app.add_api_websocket_route(path, endpoint)
+    return server
 
-    return start
+
+@pytest.fixture(scope="module")
+def shared(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    with serving(tiny()) as server:
+        yield with_endpoints(server)
+
+
+@pytest.fixture
+def server(shared: Served, caplog: pytest.LogCaptureFixture) -> Iterator[Served]:
+    """One that is left without a connection and without an error of its own in its log."""
+    yield shared
+    eventually(lambda: not shared.connections)
+    assert not [record for record in caplog.get_records("call") if record.levelno >= logging.ERROR]
 
 
 @contextmanager
@@ -91,18 +102,10 @@ def raw_websocket(served: Served) -> Iterator[socket.socket]:
         yield connection
 
 
-def code_of(served: Served, text: str) -> int:
-    """The code of a connection that ends after a message."""
-    with open_websocket(served, ECHO) as websocket:
-        websocket.send(text)
-        with pytest.raises(ConnectionClosed) as error:
-            websocket.recv(TIMEOUT_S)
-    return error.value.rcvd.code if error.value.rcvd else 1006
-
-
-def test_messages_go_both_ways_and_the_handshake_is_counted(served: Callable[..., Served]) -> None:
-    server = served()
-    with open_websocket(server, ECHO, additional_headers={"x-request-id": "mine"}) as websocket:
+def test_messages_go_both_ways_and_the_handshake_is_counted(server: Served) -> None:
+    options = {"additional_headers": {"x-request-id": "mine"}, "subprotocols": ["test.v1"]}
+    with open_websocket(server, ECHO, **options) as websocket:
+        assert websocket.subprotocol == "test.v1"
         assert websocket.response is not None
         assert websocket.response.headers["x-request-id"] == "mine"
         assert "sec-websocket-extensions" not in websocket.response.headers
@@ -113,8 +116,8 @@ def test_messages_go_both_ways_and_the_handshake_is_counted(served: Callable[...
     eventually(lambda: server.metrics().get(name) == 1)
 
 
-def test_a_websocket_outlives_the_header_deadline(served: Callable[..., Served]) -> None:
-    server = served(header_timeout_s=0.1, keep_alive_s=1)
+def test_a_websocket_outlives_the_header_deadline(serve: Serve) -> None:
+    server = with_endpoints(serve(header_timeout_s=0.1, keep_alive_s=1))
     with open_websocket(server, ECHO) as websocket:
         with pytest.raises(TimeoutError):
             websocket.recv(0.4)
@@ -122,22 +125,16 @@ def test_a_websocket_outlives_the_header_deadline(served: Callable[..., Served])
         assert websocket.recv(TIMEOUT_S) == "still here"
 
 
-def test_compression_is_not_negotiated(served: Callable[..., Served]) -> None:
-    with open_websocket(served(), ECHO, compression="deflate") as websocket:
+def test_a_socket_sends_without_delay_and_compression(server: Served) -> None:
+    with open_websocket(server, ECHO, compression="deflate") as websocket:
+        (connection,) = server.connections
+        assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert websocket.protocol.extensions == []
 
 
-def test_sockets_send_without_delay(served: Callable[..., Served]) -> None:
-    server = served()
-    with open_websocket(server, ECHO):
-        (connection,) = server.connections
-        assert isinstance(connection, WebSocketProtocol)
-        option = connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert option
-
-
-def test_refused_handshakes_are_problems(served: Callable[..., Served]) -> None:
-    server = served()
+def test_refused_handshakes_are_problems(server: Served) -> None:
+    other = {"sec-websocket-protocol": "test.v9"}
+    assert refused_websocket(server, ECHO, headers=other) == (400, "unsupported_subprotocol")
     assert refused_websocket(server, "/test/refuse") == (422, "invalid_request")
     assert refused_websocket(server, "/test/close") == (403, "forbidden")
     assert refused_websocket(server, "/nowhere") == (404, "not_found")
@@ -145,23 +142,17 @@ def test_refused_handshakes_are_problems(served: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize(("text", "code"), [("fail", 1011), ("end", 1011), ("abort", 1006)])
-def test_an_endpoint_that_does_not_close_ends_with_a_code(served: Callable[..., Served], text: str, code: int) -> None:
-    server = served()
-    assert code_of(server, text) == code
-    eventually(lambda: not server.connections)
+def test_an_endpoint_that_does_not_close_ends_with_a_code(serve: Serve, text: str, code: int) -> None:
+    server = with_endpoints(serve())
+    with open_websocket(server, ECHO) as websocket:
+        websocket.send(text)
+        with pytest.raises(ConnectionClosed) as error:
+            websocket.recv(TIMEOUT_S)
+    assert (error.value.rcvd.code if error.value.rcvd else 1006) == code
 
 
-def test_a_message_beyond_the_limit_closes_with_1009(served: Callable[..., Served]) -> None:
-    """The announced length is enough."""
-    with raw_websocket(served()) as connection:
-        connection.sendall(b"\x81\xff" + (4 * 2**20 + 1).to_bytes(8, "big") + bytes(4))
-        _, _, frame = read_all(connection).partition(b"\r\n\r\n")
-    assert (frame[0], int.from_bytes(frame[2:4], "big")) == (0x88, 1009)
-
-
-def test_an_endpoint_that_sends_and_does_not_read_has_few_messages_waiting(served: Callable[..., Served]) -> None:
+def test_an_endpoint_that_sends_and_does_not_read_has_few_messages_waiting(server: Served) -> None:
     """What it sends does not make the server read on: what a client sends waits in its own buffers."""
-    server = served()
     with open_websocket(server, "/test/talk") as websocket:
         for text in (*["x" * 4000] * 60, "end"):
             websocket.send(text)
@@ -171,8 +162,8 @@ def test_an_endpoint_that_sends_and_does_not_read_has_few_messages_waiting(serve
         assert websocket.recv(TIMEOUT_S) == "all of it"
 
 
-def test_shutdown_closes_with_1001(served: Callable[..., Served]) -> None:
-    server = served()
+def test_shutdown_closes_with_1001(serve: Serve) -> None:
+    server = with_endpoints(serve())
     DISCONNECTS.clear()
     with open_websocket(server, ECHO) as websocket:
         server.server.drain()
@@ -183,8 +174,8 @@ def test_shutdown_closes_with_1001(served: Callable[..., Served]) -> None:
     eventually(lambda: DISCONNECTS == [1001])
 
 
-def test_an_endpoint_sees_the_drain_before_the_server_closes(served: Callable[..., Served]) -> None:
-    server = served()
+def test_an_endpoint_sees_the_drain_before_the_server_closes(serve: Serve) -> None:
+    server = with_endpoints(serve())
 
     async def farewell(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -198,8 +189,8 @@ def test_an_endpoint_sees_the_drain_before_the_server_closes(served: Callable[..
         assert websocket.recv(TIMEOUT_S) == "closed"
 
 
-def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
-    server = served(max_connections=2)
+def test_websockets_count_as_connections(serve: Serve) -> None:
+    server = with_endpoints(serve(max_connections=2))
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(open_websocket(server, ECHO))
@@ -211,8 +202,8 @@ def test_websockets_count_as_connections(served: Callable[..., Served]) -> None:
         pass
 
 
-def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(served: Callable[..., Served]) -> None:
-    server = served(send_buffer_bytes=4096)
+def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(serve: Serve) -> None:
+    server = with_endpoints(serve(send_buffer_bytes=4096))
     with raw_websocket(server) as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.sendall(b"\x81\x85\0\0\0\0flood")
@@ -233,9 +224,9 @@ def test_a_client_that_does_not_read_cannot_keep_a_closing_connection_open(serve
     ids=["keepalive", "shutdown", "no frames", "shutdown after the client's close"],
 )
 def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disconnect(
-    closing: Callable[[Any], object], served: Callable[..., Served], caplog: pytest.LogCaptureFixture
+    closing: Callable[[Any], object], serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server, ends = served(), list[BaseException]()
+    server, ends = serve(), list[BaseException]()
 
     async def late(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -269,27 +260,8 @@ def close_code(received: bytes) -> int:
     return int.from_bytes(re.findall(rb"\x88.(..)", received, re.DOTALL)[-1], "big")
 
 
-@pytest.mark.parametrize(
-    ("opening", "unit"),
-    [
-        (b"", frame(PING)),
-        (b"", frame(PONG)),
-        (FIRST, frame(CONTINUATION, is_last=False)),
-        (FIRST, frame(CONTINUATION, b"ab", is_last=False)),
-        (b"", FIRST + frame(CONTINUATION, b"a")),
-    ],
-)
-def test_a_flood_of_small_frames_closes_with_1008(served: Callable[..., Served], opening: bytes, unit: bytes) -> None:
-    server = served()
-    with raw_websocket(server) as connection:
-        # Not many more than the limit: what a server has not read when it closes resets the connection.
-        connection.sendall(opening + 1050 * unit)
-        assert close_code(read_all(connection)) == 1008
-    eventually(lambda: not server.connections)
-
-
-def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(served: Callable[..., Served]) -> None:
-    with connected(served()) as connection:
+def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(server: Served) -> None:
+    with connected(server) as connection:
         connection.sendall(handshake(target=ECHO) + frame(TEXT, b"first") + frame(PING) + frame(TEXT, b"second"))
         received = b""
         while b"second" not in received:
@@ -299,15 +271,10 @@ def test_what_comes_with_the_handshake_is_taken_once_it_is_accepted(served: Call
 
 
 @pytest.mark.parametrize(("path", "status"), [(ECHO, b"101"), ("/nowhere", b"404"), ("/test/close", b"403")])
-def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
-    served: Callable[..., Served], caplog: pytest.LogCaptureFixture, path: str, status: bytes
-) -> None:
-    server = served()
+def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(server: Served, path: str, status: bytes) -> None:
     answer = exchange(server, handshake(target=path) + 5000 * frame(PING))
     assert answer[9:12] == status
     assert path != ECHO or close_code(answer) == 1008
-    eventually(lambda: not server.connections)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize(
@@ -324,27 +291,29 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(
         (frame(CONTINUATION), 1002),
         (b"\x81\x00", 1002),
         (b"\xff" * 1000, 1002),
+        (b"\x81\xff" + (4 * 2**20 + 1).to_bytes(8, "big") + bytes(4), 1009),  # the announced length is enough
+        # Not many more than the limit: what a server has not read when it closes resets the connection.
+        (1050 * frame(PING), 1008),
+        (1050 * frame(PONG), 1008),
+        (FIRST + 1050 * frame(CONTINUATION, is_last=False), 1008),
+        (FIRST + 1050 * frame(CONTINUATION, b"ab", is_last=False), 1008),
+        (1050 * (FIRST + frame(CONTINUATION, b"a")), 1008),
     ],
 )
-def test_frames_that_are_malformed_close_with_a_code_and_without_a_traceback(
-    served: Callable[..., Served], caplog: pytest.LogCaptureFixture, sent: bytes, code: int
-) -> None:
-    server = served()
+def test_frames_that_are_malformed_or_too_many_close_with_a_code(server: Served, sent: bytes, code: int) -> None:
     with raw_websocket(server) as connection:
         connection.sendall(sent)
         assert close_code(read_all(connection)) == code
-    eventually(lambda: not server.connections)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_close_without_a_code_is_answered(served: Callable[..., Served]) -> None:
-    with raw_websocket(served()) as connection:
+def test_a_close_without_a_code_is_answered(server: Served) -> None:
+    with raw_websocket(server) as connection:
         connection.sendall(frame(8))
         assert read_all(connection).endswith(b"\x88\x00")
 
 
-def test_small_frames_within_the_limit_are_taken(served: Callable[..., Served]) -> None:
-    with raw_websocket(served()) as connection:
+def test_small_frames_within_the_limit_are_taken(server: Served) -> None:
+    with raw_websocket(server) as connection:
         connection.sendall(300 * frame(PING) + 300 * frame(PONG) + FIRST)
         connection.sendall(300 * frame(CONTINUATION, b"a", is_last=False) + frame(CONTINUATION, b"b"))
         received = b""
@@ -353,24 +322,21 @@ def test_small_frames_within_the_limit_are_taken(served: Callable[..., Served]) 
     assert received.count(b"\x8a\x00") == 300
 
 
-def test_a_message_in_many_fragments_is_taken(served: Callable[..., Served]) -> None:
-    with open_websocket(served(), ECHO, max_size=None) as websocket:
+def test_a_message_in_many_fragments_is_taken(server: Served) -> None:
+    with open_websocket(server, ECHO, max_size=None) as websocket:
         websocket.send("x" * 1024 for _ in range(2048))
         assert websocket.recv(TIMEOUT_S) == "x" * 2**21
 
 
-def test_the_fragments_of_a_message_are_bounded(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fragments_of_a_message_are_bounded(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.asgi.websocket.MAX_FRAGMENTS", 10)
-    with raw_websocket(served()) as connection:
+    with raw_websocket(server) as connection:
         connection.sendall(FIRST + 10 * frame(CONTINUATION, b"a", is_last=False))
         assert close_code(read_all(connection)) == 1008
 
 
-def test_the_longest_unfinished_message_makes_room_for_others(
-    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_unfinished_message_makes_room_for_others(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.asgi.websocket.MAX_UNFINISHED_BYTES", 400_000)
-    server = served()
     begin = b"\x81\xff" + (300_000).to_bytes(8, "big") + bytes(4)
     with raw_websocket(server) as longest, open_websocket(server, ECHO) as other:
         longest.sendall(begin + b"x" * 250_000)
@@ -387,17 +353,13 @@ def test_the_supported_subprotocol_is_chosen(offered: list[str], expected: str |
     assert choose_subprotocol(offered, expected or "tickrt.live.v1") == expected
 
 
-def test_only_other_subprotocols_are_refused(served: Callable[..., Served]) -> None:
+def test_only_other_subprotocols_are_refused() -> None:
     with pytest.raises(ProblemError, match=r"tickrt\.live\.v1"):
         choose_subprotocol(["tickrt.live.v9"], "tickrt.live.v1")
-    headers = {"sec-websocket-protocol": "test.v9"}
-    assert refused_websocket(served(), ECHO, headers=headers) == (400, "unsupported_subprotocol")
-    with open_websocket(served(), ECHO, subprotocols=["test.v1"]) as websocket:
-        assert websocket.subprotocol == "test.v1"
 
 
-def test_many_abrupt_disconnects_leave_nothing(served: Callable[..., Served]) -> None:
-    server = served()
+def test_many_abrupt_disconnects_leave_nothing(serve: Serve) -> None:
+    server = with_endpoints(serve())
     for _ in range(20):
         with raw_websocket(server) as connection:
             connection.sendall(b"\x81\x81\0\0\0\0a")
@@ -410,20 +372,12 @@ async def _num_tasks() -> int:
     return len(asyncio.all_tasks())
 
 
-@pytest.mark.parametrize("kind", ["ping", "pong", "cont", "text", "bytes"])
-def test_a_frame_is_handled_where_it_is_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pong that is not handled would end the connection as one of a client that does not answer."""
-    handled: list[str] = []
-    taken = [False]
-    for base in WebSocketProtocol.__mro__[1:]:
-        if f"handle_{kind}" in vars(base):
-            monkeypatch.setattr(base, f"handle_{kind}", lambda protocol, *frame: handled.append(kind))
-    for name in ("_takes", "_takes_control"):
-        monkeypatch.setattr(WebSocketProtocol, name, lambda protocol, *frame: taken[0])
-    protocol = WebSocketProtocol.__new__(WebSocketProtocol)
-    frame = () if kind == "ping" else (None,)
-    getattr(protocol, f"handle_{kind}")(*frame)
-    assert handled == []
-    taken[0] = True
-    getattr(protocol, f"handle_{kind}")(*frame)
-    assert handled == [kind]
+def test_a_client_that_answers_pings_stays_and_one_that_does_not_is_left(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.process.PING_S", 0.2)
+    server = with_endpoints(serve())
+    with raw_websocket(server) as silent, open_websocket(server, ECHO) as answering:
+        assert close_code(read_all(silent)) == 1011
+        answering.send("still here")
+        assert answering.recv(TIMEOUT_S) == "still here"
