@@ -26,10 +26,7 @@ from runtime.config.deployment import load_deployment
 
 genai = pytest.importorskip("google.genai", reason="needs the extra clients (make test-clients)")
 types: Any = pytest.importorskip("google.genai.types")
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.filterwarnings("ignore:Realtime music generation is experimental"),
-]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore:Realtime music generation is experimental")]
 API_KEY = "a-key-of-these-tests"
 NODE_MODULES = ROOT / "build" / "clients" / "node_modules"
 MODEL = "models/lyria-realtime-exp"

@@ -12,7 +12,7 @@ import pytest
 from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import tiny_deployment
-from helpers.http_harness import GENERATIONS, Served, problem, serving
+from helpers.http_harness import Served, problem, serving
 from helpers.live_player import player
 from typer.testing import CliRunner
 
@@ -85,11 +85,6 @@ def by_json(server: Served, name: str, value: float) -> str:
     return str(problem(server.post(**{name: value}), 422)["errors"])
 
 
-def by_form(server: Served, name: str, value: float) -> str:
-    part = (None, json.dumps({"prompt": "a", name: value}), "application/json")
-    return str(problem(server.send("POST", GENERATIONS, files={"request": part}), 422)["errors"])
-
-
 def by_options(server: Served, name: str, value: float) -> str:
     """Options that were not made for this bundle."""
     with pytest.raises(RequestError) as caught:
@@ -104,7 +99,7 @@ def by_open(server: Served, name: str, value: float) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("refused_by", [by_json, by_form, by_options, by_open])
+@pytest.mark.parametrize("refused_by", [by_json, by_options, by_open])
 def test_outside_is_refused_with_the_range(
     server: Served, refused_by: Callable[[Served, str, float], str], name: str
 ) -> None:
@@ -128,13 +123,6 @@ def test_every_wrong_number_of_a_body_is_found_at_once(server: Served) -> None:
     assert [item["detail"].partition(" (")[0] for item in errors[:2]] == [
         "is 9, this model takes 1 to 8", "is 400, this model takes 60 to 180.5"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_python_refuses_it(server: Served, model: tickrt.Model, name: str) -> None:
-    for value in outside(server, name):
-        with pytest.raises(RequestError, match=rf"{name}: is {value:g}, this model takes"):
-            model.generate("a", **{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)

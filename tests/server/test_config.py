@@ -35,6 +35,7 @@ WITH_REDIS = {"replica": "a", "redis": "redis://host"}
         ({"replica_url": "http://host:8000"}, "need replica, its name"),
         ({"replica_address": "host:8000"}, "need replica, its name"),
         ({"replica": "a"}, "needs redis"),
+        ({"admin_key": "  "}, "admin_key"),
     ],
 )
 @pytest.mark.parametrize("is_variable", [True, False])
@@ -103,7 +104,7 @@ def test_relative_paths_of_a_table_begin_at_its_folder(monkeypatch: pytest.Monke
 
 
 def test_repr_and_errors_do_not_contain_the_key() -> None:
-    settings = load_settings({"api_key": "very-secret"})
+    settings = load_settings({"api_key": "very-secret", "admin_key": "very-secret"})
     assert "very-secret" not in repr(settings) + str(settings)
     with pytest.raises(ConfigError) as error:
         load_settings({"api_key": ["very-secret"]})

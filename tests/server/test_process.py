@@ -22,16 +22,7 @@ from typing import Any
 import httpx
 import pytest
 import safetensors.numpy
-from helpers.http_harness import (
-    GENERATIONS,
-    TIMEOUT_S,
-    Serve,
-    connected,
-    eventually,
-    problem,
-    raw_request,
-    read_all,
-)
+from helpers.http_harness import GENERATIONS, TIMEOUT_S, Serve, connected, eventually, problem, raw_request, read_all
 from helpers.paths import ROOT
 
 from runtime.base.errors import ConfigError

@@ -127,13 +127,6 @@ def test_every_operation_has_a_sentence_and_examples_that_are_valid() -> None:
             jsonschema_rs.validator_for(whole).validate(example)
 
 
-def test_an_example_that_is_not_valid_is_found() -> None:
-    document = admin_document()
-    (schema,) = (schema for place, schema, _ in shown_json(document) if place == "release_task body")
-    bodies = [{"prompt": "a", "bpm": "fast"}, {"prompt": "a", "batch_size": 9}]
-    assert [jsonschema_rs.validator_for(schema).is_valid(body) for body in bodies] == [False, False]
-
-
 def test_every_operation_has_an_example_and_every_example_an_operation() -> None:
     methods = [item for path in admin_document()["paths"].values() for item in path.values()]
     assert {item["operationId"] for item in methods} == set(EXAMPLES)
@@ -252,26 +245,9 @@ def run_schemathesis(served: Served, folder: Path, examples: int, *flags: str, m
     described = folder / "openapi.json"
     described.write_text(json.dumps(served.app.openapi()))
     theirs = ["--exclude-tag", "ACE-Step"]  # it is as other servers have them
-    arguments = [
-        "run",
-        described,
-        *theirs,
-        "--url",
-        served.url,
-        "--max-examples",
-        str(examples),
-        "--seed",
-        "1",
-        "--no-color",
-    ]
-    done = subprocess.run(
-        [command, "--config-file", config, *arguments, *flags],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    options = ["--url", served.url, "--max-examples", str(examples), "--seed", "1", "--no-color", *flags]
+    words = [command, "--config-file", config, "run", described, *theirs, *options]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert served.get("/health/live").status_code == 200
     return done.stdout

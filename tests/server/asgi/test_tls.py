@@ -19,15 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.http_harness import (
-    TIMEOUT_S,
-    Serve,
-    Served,
-    connected,
-    eventually,
-    raw_request,
-    read_all,
-)
+from helpers.http_harness import TIMEOUT_S, Serve, Served, connected, eventually, raw_request, read_all
 from helpers.tls import make_certificate
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus

@@ -15,13 +15,7 @@ from conftest import Built
 from helpers.backends import FEW_VARIANTS
 from helpers.http_harness import Served, connected, eventually, problem, raw_request, serving
 
-from runtime.base.errors import (
-    DrainingError,
-    EngineError,
-    GenerationCancelledError,
-    NonFiniteError,
-    RequestError,
-)
+from runtime.base.errors import DrainingError, EngineError, GenerationCancelledError, NonFiniteError, RequestError
 from runtime.config.deployment import Deployment
 from runtime.pipeline.generation import LongGeneration
 from runtime.pipeline.pipeline import open_pipeline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -13,20 +13,25 @@ import pytest
 from conftest import Loops
 from helpers.backends import BACKENDS, Backend
 from helpers.generations import GUIDED, Inbox, make
-from helpers.http_harness import GENERATIONS, Serve, Served, connected, eventually, problem, raw_request
+from helpers.http_harness import Serve, Served, connected, eventually, problem, raw_request, serving
 
-from runtime.base.errors import ConfigError
+from runtime.config.deployment import Deployment
 from runtime.tick.clock import PHASES
 from runtime.tick.loop.record import TickRecord
 from runtime.tick.loop.tick_loop import TickLoop
 from runtime.tick.runner import BucketSpan
-from server.config import load_settings
 from server.routes.tick_profile import device_begins, tick_trace
 
 KEY = "only-for-admins"
 # Of the test server: its metrics, its live sessions, and the recorder of the tests.
 NUM_OBSERVERS = 4  # those of the server itself: watchdog, metrics, two of tick times
 PATH = "/admin/profile"
+
+
+@pytest.fixture(scope="module")
+def admin(tiny: Callable[..., Deployment]) -> Iterator[Served]:
+    with serving(tiny(), admin_key=KEY) as server:
+        yield server
 
 
 def ask(served: Served, key: str | None = KEY, **params: Any) -> httpx.Response:
@@ -49,13 +54,12 @@ def test_the_route_exists_only_with_an_admin_key(served: Served) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "", "wrong", KEY + "x", "schlüssel"])
-def test_a_wrong_admin_key_is_refused(serve: Serve, key: str | None) -> None:
-    served = serve(admin_key=KEY)
-    before = list(served.pipeline.loop.observers)
+def test_a_wrong_admin_key_is_refused(admin: Served, key: str | None) -> None:
+    before = list(admin.pipeline.loop.observers)
     headers = {} if key is None else {"x-admin-key": key.encode()}
-    document = problem(served.send("POST", PATH, headers=headers), 403, "admin_key_needed")
+    document = problem(admin.send("POST", PATH, headers=headers), 403, "admin_key_needed")
     assert document["fix"] == "send X-Admin-Key: KEY"
-    assert served.pipeline.loop.observers == before
+    assert admin.pipeline.loop.observers == before
 
 
 def test_both_keys_are_needed_where_an_api_key_is_set(serve: Serve) -> None:
@@ -69,11 +73,10 @@ def test_both_keys_are_needed_where_an_api_key_is_set(serve: Serve) -> None:
     assert operation["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
 
 
-def test_the_trace_holds_the_next_ticks(serve: Serve) -> None:
-    served = serve(admin_key=KEY)
-    expected = served.post(steps=6).content
+def test_the_trace_holds_the_next_ticks(admin: Served) -> None:
+    expected = admin.post(steps=6).content
     bodies: list[bytes] = []
-    answer = profile_during(served, lambda: bodies.append(served.post(steps=6).content), ticks=4)
+    answer = profile_during(admin, lambda: bodies.append(admin.post(steps=6).content), ticks=4)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
     assert bodies == [expected]
     trace = answer.json()
@@ -87,41 +90,38 @@ def test_the_trace_holds_the_next_ticks(serve: Serve) -> None:
     assert sum(event["dur"] for event in phases) == pytest.approx(sum(event["dur"] for event in ticks), rel=0.01)
     executes = [event for event in slices if event["tid"] > 1]
     assert [event["args"]["rows"] for event in executes] == [2] * 4
-    assert served.pipeline.loop.observers.count(served.observe) == 1
-    assert len(served.pipeline.loop.observers) == NUM_OBSERVERS
+    assert admin.pipeline.loop.observers.count(admin.observe) == 1
+    assert len(admin.pipeline.loop.observers) == NUM_OBSERVERS
 
 
-def test_the_trace_ends_after_wait_s(serve: Serve) -> None:
-    served = serve(admin_key=KEY)
-    answer = profile_during(served, lambda: served.post(steps=3), ticks=1000, wait_s=3.0)
+def test_the_trace_ends_after_wait_s(admin: Served) -> None:
+    answer = profile_during(admin, lambda: admin.post(steps=3), ticks=1000, wait_s=3.0)
     assert answer.json()["otherData"] == {"ticks": 3}
-    assert ask(served, wait_s=0.01).json()["otherData"] == {"ticks": 0}
+    assert ask(admin, wait_s=0.01).json()["otherData"] == {"ticks": 0}
 
 
 @pytest.mark.parametrize(
     "params", [{"ticks": 0}, {"ticks": 1001}, {"ticks": "many"}, {"wait_s": 0}, {"wait_s": 61}, {"wait_s": "nan"}]
 )
-def test_the_parameters_are_bounded(serve: Serve, params: dict[str, Any]) -> None:
-    problem(ask(serve(admin_key=KEY), **params), 422, "invalid_request")
+def test_the_parameters_are_bounded(admin: Served, params: dict[str, Any]) -> None:
+    problem(ask(admin, **params), 422, "invalid_request")
 
 
-def test_a_second_profile_is_refused_while_one_is_recorded(serve: Serve) -> None:
-    served = serve(admin_key=KEY)
+def test_a_second_profile_is_refused_while_one_is_recorded(admin: Served) -> None:
 
     def ask_again() -> None:
-        problem(ask(served), 409, "profile_running")
-        assert served.post(steps=2).status_code == 200
+        problem(ask(admin), 409, "profile_running")
+        assert admin.post(steps=2).status_code == 200
 
-    assert profile_during(served, ask_again, ticks=2).json()["otherData"] == {"ticks": 2}
-    assert not served.service.is_profiling
+    assert profile_during(admin, ask_again, ticks=2).json()["otherData"] == {"ticks": 2}
+    assert not admin.service.is_profiling
 
 
-def test_a_disconnect_ends_the_profile(serve: Serve) -> None:
-    served = serve(admin_key=KEY)
-    with connected(served, raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n")):
-        eventually(lambda: served.service.is_profiling)
-    eventually(lambda: not served.service.is_profiling)
-    assert len(served.pipeline.loop.observers) == NUM_OBSERVERS
+def test_a_disconnect_ends_the_profile(admin: Served) -> None:
+    with connected(admin, raw_request(path=f"{PATH}?wait_s=60", headers=f"x-admin-key: {KEY}\r\n")):
+        eventually(lambda: admin.service.is_profiling)
+    eventually(lambda: not admin.service.is_profiling)
+    assert len(admin.pipeline.loop.observers) == NUM_OBSERVERS
 
 
 def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
@@ -130,23 +130,6 @@ def test_a_profile_does_not_delay_shutdown(serve: Serve) -> None:
         eventually(lambda: served.service.is_profiling)
         served.server.drain()
         eventually(lambda: served.service.pipeline is None)
-
-
-def test_other_requests_record_no_profile(serve: Serve) -> None:
-    served = serve(admin_key=KEY)
-    assert served.get(PATH, headers={"x-admin-key": KEY}).status_code == 405
-    assert served.send("POST", GENERATIONS, json={"prompt": "a", "steps": 2}).status_code == 200
-    assert not served.service.is_profiling
-
-
-def test_the_admin_key_is_a_setting_and_not_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TICKRT_ADMIN_KEY", KEY)
-    settings = load_settings({})
-    assert settings.admin_key is not None
-    assert KEY not in repr(settings)
-    monkeypatch.setenv("TICKRT_ADMIN_KEY", "  ")
-    with pytest.raises(ConfigError, match="admin_key"):
-        load_settings({})
 
 
 @pytest.fixture(params=BACKENDS, ids=str)

@@ -279,6 +279,23 @@ def test_the_heaviest_8_prompts_play(client: LyriaClient, posted: list[ClientMes
     assert {item.text for item in message.items} == set(texts[1:])
 
 
+CONFIG, CONTENT = "musicGenerationConfig", "clientContent"
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({CONFIG: {"bpm": 300}}, "musicGenerationConfig.bpm: expected at most 200"),
+    ({CONFIG: {"bpm": "fast"}}, "musicGenerationConfig.bpm: expected an integer"),
+    ({CONFIG: {"density": "NaN"}}, "musicGenerationConfig.density: expected a finite number"),
+    ({CONFIG: {"scale": "H_MAJOR"}}, "musicGenerationConfig.scale: expected 'C_MAJOR_A_MINOR'"),
+    ({CONFIG: {"topK": 0}}, "musicGenerationConfig.topK: expected at least 1"),
+    ({CONTENT: {"weightedPrompts": [{"text": "a", "weight": -1}]}}, "weight: expected at least 0"),
+    ({CONTENT: {"weightedPrompts": [{"weight": 1}]}}, "weightedPrompts.0.text: is missing"),
+    ({CONTENT: {"weightedPrompts": [{"text": "a"}] * 101}}, "weightedPrompts: expected at most 100 items"),
+    ({CONTENT: {"weightedPrompts": [{"text": "calm", "weight": 0}]}}, "weight"),
+    ({CONTENT: {"weightedPrompts": []}}, ""),
+    ({CONTENT: {}}, "weightedPrompts: is missing"),
+    ({"playbackControl": "LOUDER"}, "playbackControl: expected 'PLAY', 'PAUSE', 'STOP' or 'RESET_CONTEXT'"),
+)
+
+
 def test_wrong_values_are_warnings_and_change_nothing(
     server: Served, client: LyriaClient, posted: list[ClientMessage]
 ) -> None:
@@ -287,17 +304,9 @@ def test_wrong_values_are_warnings_and_change_nothing(
         client.send(playbackControl="PLAY")
         client.audio(0.2)
         before = list(posted)
-        wrong = [
-            {"musicGenerationConfig": {"bpm": 300}},
-            {"musicGenerationConfig": {"scale": "H_MAJOR"}},
-            {"musicGenerationConfig": {"density": "NaN"}},
-            {"clientContent": {"weightedPrompts": [{"text": "calm", "weight": 0}]}},
-            {"clientContent": {"weightedPrompts": []}},
-            {"playbackControl": "LOUDER"},
-        ]
-        for members in wrong:
+        for members, words in WRONG:
             client.send(**members)
-            client.receive_until("warning")
+            assert words in client.receive_until("warning")
         assert posted == before
         client.audio(0.5)
         neighbour.audio(0.4)
@@ -308,8 +317,15 @@ def test_wrong_values_are_warnings_and_change_nothing(
     ("data", "code", "reason"),
     [
         ("{", 1007, "Invalid JSON payload received. not valid JSON"),
-        (b"\xff", 1007, "Invalid JSON payload received."),
+        (b"\xff\xfe", 1007, "Invalid JSON payload received. not valid JSON"),
+        ("[]", 1007, "Invalid JSON payload received. expected a JSON object"),
+        ("[" * 100_000, 1007, "Invalid JSON payload received. "),
+        ('{"musicGenerationConfig": {"density": NaN}}', 1007, "Invalid JSON payload received. not valid JSON"),
+        ("{}", 1007, "expected exactly one of setup, clientContent, musicGenerationConfig, playbackControl"),
+        ('{"playbackControl": "PLAY", "setup": {"model": "m"}}', 1007, "expected exactly one of"),
+        ('{"playbackControl": "PLAY", "playbackControl": "STOP"}', 1007, "playbackControl: occurs more than once"),
         ('{"setup": {"model": "again"}}', 1007, "setup is only in the first message."),
+        ('{"setup": {"model": "m", "voice": 1}}', 1007, "Unknown name \"voice\" at 'setup': Cannot find field."),
         ('{"tempo": 3}', 1007, 'Invalid JSON payload received. Unknown name "tempo": Cannot find field.'),
         (" " * (2**20 + 1), 1009, "The message is larger than 1048576 bytes."),
     ],

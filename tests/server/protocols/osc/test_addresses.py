@@ -185,25 +185,6 @@ def test_an_unknown_address(table: AddressTable, name: str) -> None:
     assert "no address" in table.unknown(name).what
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("guidance", []),
-        ("prompt/1/text", [1.0]),
-        ("prompt/1/weight", [math.nan]),
-        ("prompt/2/weight", [1.0]),
-        ("seek", ["a"]),
-        ("seek", [math.inf]),
-        ("play", [1, 1]),
-        ("mode", ["extend"]),
-        ("blend", [7.0]),
-    ],
-)
-def test_wrong_arguments_are_refused(table: AddressTable, name: str, arguments: list[Any]) -> None:
-    with pytest.raises(RequestError):
-        found(table, name).message(arguments, VALUES)
-
-
 def test_values_are_shown_at_the_addresses_that_have_them(table: AddressTable) -> None:
     changed = {
         "dcw": {"mode": "low", "low": 0.5, "high": 0.1},

@@ -131,35 +131,6 @@ def test_every_address_takes_the_value_that_it_shows(served: Served, surface: Su
         assert surface.of("/tickrt/error") == []
 
 
-def test_messages_prompts_and_choices(served: Served, surface: Surface) -> None:
-    with player(served) as page:
-        page.open(prompts=[{"text": "a"}], seed=3)
-        page.receive_until(is_audio)
-        surface.send("/tickrt/prompt/2/text", "b")
-        surface.send("/tickrt/prompt/2/weight", 0.25)
-        surface.send("/tickrt/solver", 1.0)
-        surface.send("/tickrt/steps", 5.8)
-        surface.send("/tickrt/dcw/low", 0.125)
-        surface.send("/tickrt/ode_noise", 0.5, 0.25)
-        surface.send("/tickrt/pause", 1.0)
-        surface.send("/tickrt/play", 0.0)  # released
-        changed: dict[str, Any] = {}
-        while changed.get("playing") is not False:
-            changed |= page.receive_until(is_changed).values
-        assert changed["prompts"] == [{"text": "a", "weight": 1.0}, {"text": "b", "weight": 0.25}]
-        assert (changed["solver"], changed["steps"], changed["ode_noise"]) == ("sde", 6, [0.5, 0.25])
-        assert changed["dcw"]["low"] == 0.125
-        surface.send("/tickrt/playing", 1)
-        surface.send("/tickrt/band", 0.0, 0.2)
-        assert page.receive_until(lambda item: is_changed(item) and "band" in item.values)
-        surface.send("/tickrt/guidance", 4.0)
-        surface.send("/tickrt/guidance", None)  # the default
-        surface.send("/tickrt/guidance/?")
-        assert surface.until("/tickrt/guidance/?")[0] == "/tickrt/guidance"
-        assert surface.of("/tickrt/error") == []
-        assert surface.ask_all()["/tickrt/guidance"][-1] == 2.0
-
-
 def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, surface: Surface) -> None:
     other = Surface(osc_port(served))
     with closing(other.client), player(served) as first, player(served) as second:
@@ -205,6 +176,11 @@ def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, 
         ("/tickrt/source", ["none"], "^id: there is no source"),
         ("/tickrt/session/none/guidance", [1.0], "no such live session"),
         ("/tickrt/\x01\n", [1.0], "no address"),
+        ("/tickrt/prompt/1/text", [1.0], "text: "),
+        ("/tickrt/prompt/2/weight", [1.0], "there are 1 prompts"),
+        ("/tickrt/seek", ["a"], "to_s: "),
+        ("/tickrt/play", [1.0, 1.0], "at most 1"),
+        ("/tickrt/blend", [7.0], "blend: "),
     ],
 )
 def test_a_wrong_message_is_an_error_and_nothing_else(
