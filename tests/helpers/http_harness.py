@@ -247,6 +247,15 @@ def handshake(headers: str = "", target: str = "/v1/live", host: str = "localhos
     return f"GET {target} HTTP/1.1\r\nhost: {host}\r\n{upgrade}{key}{headers}\r\n".encode()
 
 
+TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+
+
+def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
+    """A frame of a WebSocket's client, masked with zeros."""
+    size = bytes([0xFE]) + len(payload).to_bytes(2, "big") if len(payload) > 125 else bytes([0x80 | len(payload)])
+    return bytes([opcode | 0x80 * is_last]) + size + bytes(4) + payload
+
+
 def raw_request(body: bytes = b"", *, path: str = GENERATIONS, method: str = "POST", headers: str = "") -> bytes:
     """An HTTP/1.1 request as bytes."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

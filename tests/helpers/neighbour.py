@@ -11,37 +11,31 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
-
 from profiling.bench.live.client import LiveClient, live_client
 from runtime.live.protocol.messages import LivePrompt, Open
 
-GENERATION = {"prompt": "a", "seconds": 20, "response_format": "pcm", "steps": 8}
 PROBE_PERIOD_S, PROBE_TIMEOUT_S = 0.05, 10.0
 PROBE = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 
-class Neighbour:
-    """A client that streams one generation after another, for the length of a block.
+class LiveNeighbour:
+    """A client of a live session that plays by the clock, for the length of a block, beside /health/live on a new
+    connection every 50 ms.
 
-    certificate: what it trusts, of a server with TLS. max_gap_s: the longest wait for audio, once the block has ended.
+    certificate: what it trusts, of a server with TLS. Once the block has ended: max_gap_s, the longest wait for audio;
+    underruns, how often its audio broke off; health_p50_s, health_p95_s, of answers; num_refused, probes without one.
     """
 
-    kind = "stream"
-
     def __init__(self, url: str, key: str = "", certificate: Path | None = None) -> None:
-        command = [sys.executable, __file__, self.kind, url, key]
         trust = {} if certificate is None else {"SSL_CERT_FILE": str(certificate)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, env=os.environ | trust, **pipes)
-        self.max_gap_s = float("inf")
+        self._process = subprocess.Popen([sys.executable, __file__, url, key], env=os.environ | trust, **pipes)
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> LiveNeighbour:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "plays\n"
         return self
@@ -49,25 +43,7 @@ class Neighbour:
     def __exit__(self, *_: object) -> None:
         self.take(**json.loads(self._process.communicate()[0]))
 
-    def take(self, max_gap_s: float) -> None:
-        """What the process has found."""
-        self.max_gap_s = max_gap_s
-
-
-class LiveNeighbour(Neighbour):
-    """A client of a live session that plays by the clock, beside /health/live on a new connection every 50 ms.
-
-    underruns: how often its audio broke off. health_p50_s, health_p95_s: of the answers. num_refused: probes without
-    one.
-    """
-
-    kind = "live"
-
-    def __enter__(self) -> LiveNeighbour:
-        super().__enter__()
-        return self
-
-    def take(  # type: ignore[override]
+    def take(
         self, max_gap_s: float, underruns: int, health_p50_s: float, health_p95_s: float, num_refused: int
     ) -> None:
         """What the process has found."""
@@ -75,21 +51,6 @@ class LiveNeighbour(Neighbour):
         self.health_p50_s, self.health_p95_s = health_p50_s, health_p95_s
         health = f"health p50 {1e3 * health_p50_s:.1f} ms, p95 {1e3 * health_p95_s:.1f} ms"
         print(f"gap {max_gap_s:.2f} s, {underruns} underruns, {health}, {num_refused} refused")
-
-
-def stream(url: str, is_ended: threading.Event) -> dict[str, float]:
-    """Stream generations; prints "plays" with the first audio."""
-    gaps = [0.0]
-    with httpx.Client(base_url=url, timeout=60.0) as client:
-        while not is_ended.is_set():
-            with client.stream("POST", "/v1/audio/generations", json=GENERATION) as response:
-                times_s = []
-                for _ in response.iter_raw():
-                    times_s.append(time.monotonic())
-                    if len(gaps) == len(times_s) == 1:
-                        print("plays", flush=True)
-            gaps += [after - before for before, after in pairwise(times_s)]
-    return {"max_gap_s": max(gaps)}
 
 
 async def live(url: str, key: str, is_ended: threading.Event) -> dict[str, float]:
@@ -152,11 +113,11 @@ async def answer_s(url: str, context: ssl.SSLContext | None) -> float | None:
     return time.monotonic() - started_s if is_answered else None
 
 
-def main(kind: str, url: str, key: str) -> None:
+def main(url: str, key: str) -> None:
     """Run until the end of standard input, then print the figures."""
     is_ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), is_ended.set())).start()
-    print(json.dumps(stream(url, is_ended) if kind == Neighbour.kind else asyncio.run(live(url, key, is_ended))))
+    print(json.dumps(asyncio.run(live(url, key, is_ended))))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from runtime.config.deployment import load_deployment
 from runtime.devices.device import HostDevice
 from runtime.engines.loading import open_engines
 from runtime.pipeline.pipeline import open_pipeline
-from server.config import ServerSettings, check_exposure
 
 BARE = {"condition": "", "mask": False, "context": False, "text_encoder": False, "codec": False, "guidance": 1.0}
 
@@ -188,10 +187,3 @@ def test_the_flags_of_init(tmp_path: Path) -> None:
     assert "--out FOLDER for another place, or --force" in result.output
     run(f"tickrt-build init {tmp_path / 'model.onnx'} --force")
     run(f"tickrt-build init {tmp_path / 'model.onnx'} --out {tmp_path / 'other'}")
-
-
-@pytest.mark.parametrize("right", [{"api_key": "k"}, {"host": "127.0.0.1"}, {"insecure": True}])
-def test_a_server_that_others_reach_needs_a_key(right: dict[str, Any]) -> None:
-    fix = fix_of(lambda: check_exposure(ServerSettings(host="0.0.0.0")))
-    assert fix == "set TICKRT_API_KEY, use --host 127.0.0.1, or add --insecure"
-    check_exposure(ServerSettings(**{"host": "0.0.0.0", **right}))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import soundfile
 from helpers.http_harness import GENERATIONS
-from helpers.neighbour import Neighbour
+from helpers.neighbour import LiveNeighbour
 
 from profiling.server_process import server_process
 
@@ -96,7 +96,7 @@ def test_an_attack_costs_neither_the_neighbour_nor_memory(
     url, process = server
     data, headers = bodies(), JSON if path == GENERATIONS else {}
     before = process.memory_info().rss
-    with Neighbour(url) as neighbour:
+    with LiveNeighbour(url) as neighbour:
         started_s = time.monotonic()
         found = attack(url, path, data, headers)
         took_s = time.monotonic() - started_s

@@ -17,9 +17,9 @@ import wave
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -39,7 +39,7 @@ from helpers.hostile_requests import (
     from_addresses,
     initialize,
 )
-from helpers.http_harness import Serve, Served, eventually, raw_request
+from helpers.http_harness import CONTINUATION, PING, PONG, TEXT, frame, handshake
 from helpers.neighbour import LiveNeighbour
 from helpers.tls import make_certificate
 from websockets.sync.client import connect
@@ -63,10 +63,6 @@ SETTINGS |= {"TICKRT_MAX_REFRESH_S": "3600", "TICKRT_ALLOWED_ORIGINS": "https://
 LYRIA = "/ws/google.ai.generativelanguage.v1alpha.GenerativeService.BidiGenerateMusic"
 ATTACK_S, BYTES_PER_S = 6.0, 2_000_000
 OVERLOADING_SESSIONS = 40
-UPGRADE = (
-    "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-    "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
-)
 NEIGHBOUR = ("127.0.0.2", 0)
 KEY = {"x-api-key": "correct-horse"}
 UPLOAD = b"POST /v1/sources HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: audio/wav\r\ncontent-length: 50000000\r\n\r\n"
@@ -87,20 +83,27 @@ def server(demo_config: Path) -> Iterator[ServerProcess]:
 Address = tuple[str, int]
 
 
-def upgrade(headers: str = "", path: str = "/v1/live") -> bytes:
-    """A WebSocket's handshake."""
-    return UPGRADE.format(path=path, headers=headers).encode()
+def address_of(server: ServerProcess) -> Address:
+    url = urlsplit(server.url)
+    return str(url.hostname), url.port or 0
 
 
-def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
-    """A frame of a client, masked with zeros."""
-    size = bytes([0xFE]) + len(payload).to_bytes(2, "big") if len(payload) > 125 else bytes([0x80 | len(payload)])
-    return bytes([opcode | 0x80 * is_last]) + size + bytes(4) + payload
+def paced(per_s: float) -> Iterator[int]:
+    """As many numbers a second, for as long as an attack takes."""
+    started_s = time.monotonic()
+    for index in range(round(per_s * ATTACK_S)):
+        yield index
+        time.sleep(max(0.0, started_s + index / per_s - time.monotonic()))
 
 
-TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
+def attempts() -> Iterator[int]:
+    """1, 2, ... for as long as an attack takes."""
+    ends_s = time.monotonic() + ATTACK_S
+    return takewhile(lambda _: time.monotonic() < ends_s, count(1))
+
+
 PLAN = {"type": "open", "mode": "extend", "plan": True}
-OPENED = [upgrade(), frame(TEXT, json.dumps({"type": "open", "paused": True}).encode())]
+OPENED = [handshake(), frame(TEXT, json.dumps({"type": "open", "paused": True}).encode())]
 CHUNKED = (
     b"POST /v1/audio/generations HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -112,15 +115,25 @@ PREFLIGHT = (
 )
 
 
-def come(sent: bytes, address: Address) -> None:
+def unread(address: Address, sent: bytes, source: str = "127.0.0.1", buffer_bytes: int = 4096) -> socket.socket:
+    """A client that has sent `sent` and reads nothing."""
+    connection = socket.socket()
+    if buffer_bytes:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    connection.settimeout(15)
+    connection.bind((source, 0))
+    with suppress(OSError):
+        connection.connect(address)
+        connection.sendall(sent)
+    return connection
+
+
+def come(sent: bytes, address: Address, *, buffer_bytes: int = 0) -> None:
     """A new connection every 10 ms, which sends `sent` and stays: more than the server holds. None waits for ever."""
     with ExitStack() as stack:
         clients = []
         for _ in range(3 * MAX_REQUESTS):
-            connection = stack.enter_context(socket.create_connection(address, 15))
-            with suppress(ConnectionError):
-                connection.sendall(sent)
-            clients.append(connection)
+            clients.append(stack.enter_context(unread(address, sent, buffer_bytes=buffer_bytes)))
             time.sleep(0.01)
         time.sleep(2.0)
         for connection in clients:
@@ -131,7 +144,7 @@ def come(sent: bytes, address: Address) -> None:
 def flood(opening: list[bytes], unit: bytes, address: Address) -> None:
     """A client that sends `opening`, and then as much of `unit` as its bytes per second allow, again and again."""
     block, ends_s = unit * (2**18 // len(unit)), time.monotonic() + ATTACK_S
-    while time.monotonic() < ends_s:
+    for _ in attempts():
         with socket.create_connection(address, 10) as connection, suppress(OSError):
             for part in opening:
                 connection.sendall(part)
@@ -160,7 +173,7 @@ def say(
     ends_s = time.monotonic() + ATTACK_S
     while time.monotonic() < ends_s:
         with socket.create_connection(address, 10) as connection, suppress(OSError):
-            connection.sendall(upgrade(path=path))
+            connection.sendall(handshake(target=path))
             time.sleep(0.05)
             connection.sendall(frame(TEXT, json.dumps(opening or {"type": "open", "mode": "extend"}).encode()))
             heard, number, block = b"", 0, b""
@@ -208,10 +221,10 @@ def lyria_prompts(number: int) -> dict[str, object]:
 
 def flood_together(num: int, opening: list[bytes], unit: bytes, address: Address) -> None:
     """As many clients that send `opening`, and then `unit` as fast as it is read; one that was closed comes again."""
-    block, ends_s = unit * (2**16 // len(unit) + 1), time.monotonic() + ATTACK_S
+    block = unit * (2**16 // len(unit) + 1)
     clients = [greedy_client(opening, address) for _ in range(num)]
     unsent = [b""] * num
-    while time.monotonic() < ends_s:
+    for _ in attempts():
         for index, connection in enumerate(clients):
             try:
                 with suppress(BlockingIOError):
@@ -252,14 +265,13 @@ class TlsClient:
 
 def upload_in_tiny_records(num: int, address: Address) -> None:
     """As many clients that upload, one byte in a record."""
-    ends_s = time.monotonic() + ATTACK_S
     with ExitStack() as stack:
         clients = [TlsClient(address) for _ in range(num)]
         unsent = [client.records(UPLOAD) for client in clients]
         for client in clients:
             stack.enter_context(client.socket)
             client.socket.setblocking(False)
-        while time.monotonic() < ends_s:
+        for _ in attempts():
             for index, client in enumerate(clients):
                 with suppress(BlockingIOError, ConnectionError):
                     unsent[index] = unsent[index] or client.records(*[b"x"] * 2**12)
@@ -276,11 +288,10 @@ def hello() -> bytes:
 
 def come_quickly(sent: bytes, address: Address) -> None:
     """500 clients a second that send `sent` and stay."""
-    started_s, clients = time.monotonic(), deque[socket.socket]()
-    for index in range(round(500 * ATTACK_S)):
+    clients = deque[socket.socket]()
+    for _ in paced(500):
         with suppress(OSError):
             keep(clients, socket.create_connection(address, 10), 3 * MAX_REQUESTS).sendall(sent)
-        time.sleep(max(0.0, started_s + index / 500 - time.monotonic()))
     for connection in clients:
         connection.close()
 
@@ -295,10 +306,8 @@ def keep(clients: deque[socket.socket], client: socket.socket, most: int) -> soc
 
 def come_and_go(address: Address) -> None:
     """2,000 clients a second that connect and leave."""
-    started_s = time.monotonic()
-    for index in range(round(2000 * ATTACK_S)):
+    for _ in paced(2000):
         socket.create_connection(address, 10).close()
-        time.sleep(max(0.0, started_s + index / 2000 - time.monotonic()))
 
 
 def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
@@ -313,82 +322,53 @@ def greedy_client(opening: list[bytes], address: Address) -> socket.socket:
 
 def resume(address: Address) -> None:
     """A session that is resumed on a new connection again and again; the last ones stay."""
-    ends_s, connections = time.monotonic() + ATTACK_S, deque[socket.socket]()
+    connections = deque[socket.socket]()
     with connect(f"ws://{address[0]}:{address[1]}/v1/live") as websocket:
         websocket.send(json.dumps({"type": "open"}))
         ready = json.loads(websocket.recv(10))
         opening = frame(TEXT, json.dumps({"type": "open", "resume": ready["resume_token"]}).encode())
-        while time.monotonic() < ends_s:
+        for _ in attempts():
             with suppress(OSError):
                 connection = keep(connections, socket.create_connection(address, 10), 20)
-                connection.sendall(upgrade(path=f"/v1/live/{ready['session']}"))
+                connection.sendall(handshake(target=f"/v1/live/{ready['session']}"))
                 connection.recv(4096)
                 connection.sendall(opening)
     for connection in connections:
         connection.close()
 
 
-def open_and_close(address: Address) -> None:
-    """One session after the other, each with long prompts, closed once it is there."""
-    ends_s, number = time.monotonic() + ATTACK_S, 0
-    while time.monotonic() < ends_s:
-        number += 1
-        items = new_prompts(number, 8, 2000)["items"]
+def open_sessions(leaves: bool, address: Address) -> None:
+    """One session after the other, each with long prompts, closed once it is there, or left once it is asked for."""
+    for number in attempts():
+        items = new_prompts(number, 8, 1900)["items"]
         with socket.create_connection(address, 10) as connection, suppress(OSError):
-            connection.sendall(upgrade())
+            connection.sendall(handshake())
             connection.recv(4096)
             connection.sendall(frame(TEXT, json.dumps({"type": "open", "prompts": items}).encode()))
-            connection.recv(4096)
+            time.sleep(0.01) if leaves else connection.recv(4096)
 
 
 def come_from_everywhere(sent: bytes, network: int, address: Address) -> None:
     """250 clients a second, each of an address of its own in 127.`network`, which send `sent` and stay a second."""
-    per_s = 250
-    started_s, clients = time.monotonic(), deque[socket.socket]()
-    for index in range(round(per_s * ATTACK_S)):
-        connection = socket.socket()
-        connection.settimeout(10)
-        with suppress(OSError):
-            connection.bind((f"127.{network}.{1 + index // 250}.{1 + index % 250}", 0))
-            connection.connect(address)
-            connection.sendall(sent)
-        clients.append(connection)
-        if len(clients) > per_s:
-            clients.popleft().close()
-        time.sleep(max(0.0, started_s + index / per_s - time.monotonic()))
+    clients = deque[socket.socket]()
+    for index in paced(250):
+        keep(clients, unread(address, sent, f"127.{network}.{1 + index // 250}.{1 + index % 250}", 0), 250)
     for connection in clients:
         connection.close()
 
 
 def fetch(paths: list[str], address: Address) -> None:
     """A client that asks for one thing after the other on one connection, and reads it."""
-    ends_s = time.monotonic() + ATTACK_S
-    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=30) as client:
-        for path in cycle(paths):
-            if time.monotonic() > ends_s:
-                return
+    with client_at(address) as client:
+        for path, _ in zip(cycle(paths), attempts(), strict=False):
             with suppress(httpx.TransportError):
                 client.get(path)
 
 
-def open_and_leave(address: Address) -> None:
-    """One session after the other, each with long prompts, left once it is asked for."""
-    ends_s, number = time.monotonic() + ATTACK_S, 0
-    while time.monotonic() < ends_s:
-        number += 1
-        items = new_prompts(number, 8, 1900)["items"]
-        with socket.create_connection(address, 10) as connection, suppress(OSError):
-            connection.sendall(upgrade())
-            connection.recv(4096)
-            connection.sendall(frame(TEXT, json.dumps({"type": "open", "prompts": items}).encode()))
-            time.sleep(0.01)
-
-
 def post(body: bytes, address: Address) -> None:
     """A client that posts the same body again and again."""
-    ends_s = time.monotonic() + ATTACK_S
-    with httpx.Client(base_url=f"http://{address[0]}:{address[1]}", timeout=60) as client:
-        while time.monotonic() < ends_s:
+    with client_at(address) as client:
+        for _ in attempts():
             client.post("/v1/audio/generations", content=body, headers={"content-type": "application/json"})
 
 
@@ -409,19 +389,19 @@ def overload(address: Address) -> None:
 
 
 ATTACKS: dict[str, Callable[[Address], None]] = {
-    "handshakes-with-a-body": partial(come, upgrade("content-length: 5\r\n")),
-    "handshakes-with-200-headers": partial(come, upgrade("x: y\r\n" * 200)),
-    "handshakes-with-9-kb": partial(come, upgrade(f"x: {'y' * 9000}\r\n")),
-    "handshakes-with-control-characters": partial(come, upgrade("x: \x01\r\n")),
+    "handshakes-with-a-body": partial(come, handshake("content-length: 5\r\n")),
+    "handshakes-with-200-headers": partial(come, handshake("x: y\r\n" * 200)),
+    "handshakes-with-9-kb": partial(come, handshake(f"x: {'y' * 9000}\r\n")),
+    "handshakes-with-control-characters": partial(come, handshake("x: \x01\r\n")),
     "half-a-request": partial(come, b"GET /health/live HT"),
     "half-a-body": partial(come, (CHUNKED % b"elsewhere") + b"5\r\nab"),
-    "pings": partial(flood, [upgrade()], frame(PING)),
-    "pongs": partial(flood, [upgrade()], frame(PONG)),
-    "empty-fragments": partial(flood, [upgrade(), frame(TEXT, is_last=False)], frame(CONTINUATION, is_last=False)),
-    "fragments": partial(flood, [upgrade(), frame(TEXT, is_last=False)], frame(CONTINUATION, b"ab", is_last=False)),
+    "pings": partial(flood, [handshake()], frame(PING)),
+    "pongs": partial(flood, [handshake()], frame(PONG)),
+    "empty-fragments": partial(flood, [handshake(), frame(TEXT, is_last=False)], frame(CONTINUATION, is_last=False)),
+    "fragments": partial(flood, [handshake(), frame(TEXT, is_last=False)], frame(CONTINUATION, b"ab", is_last=False)),
     "texts": partial(flood, OPENED, frame(TEXT, b"{}")),
-    "texts-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(TEXT, b"{}")),
-    "pings-to-lyria": partial(flood, [upgrade(path=LYRIA)], frame(PING)),
+    "texts-to-lyria": partial(flood, [handshake(target=LYRIA)], frame(TEXT, b"{}")),
+    "pings-to-lyria": partial(flood, [handshake(target=LYRIA)], frame(PING)),
     "chunks": partial(flood, [CHUNKED % b"127.0.0.1"], b"1\r\n \r\n"),
     "more-sessions-than-can-be-served": overload,
     "prompts": partial(say, lambda number: new_prompts(number, 1, 400)),
@@ -432,19 +412,19 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
     "canvas": partial(together, 4, partial(say, lambda number: {"type": "canvas"}, opening={"type": "open"})),
     "lyria-prompts": partial(say, lyria_prompts, opening={"setup": {"model": "models/lyria"}}, path=LYRIA),
     "one-session-resumed": resume,
-    "openings": partial(together, 4, open_and_close),
+    "openings": partial(together, 4, partial(open_sessions, False)),
     "requests-with-3000-headers": partial(flood_together, 30, [], GET % (b"elsewhere", b"a:b\r\n" * 3000)),
     "refused-requests": partial(flood_together, 30, [], GET % (b"elsewhere", b"")),
     "requests-of-nothing": partial(flood_together, 30, [], GET % (b"127.0.0.1", b"")),
     "many-chunks": partial(flood_together, 30, [CHUNKED % b"127.0.0.1"], b"8\r\n        \r\n"),
-    "many-pings": partial(flood_together, 30, [upgrade()], frame(PING)),
+    "many-pings": partial(flood_together, 30, [handshake()], frame(PING)),
     "many-texts": partial(flood_together, 20, OPENED, frame(TEXT, b"{}")),
     "clients-that-leave-at-once": come_and_go,
-    "pings-with-the-handshake": partial(flood_together, 10, [upgrade() + 5000 * frame(PING)], frame(PING)),
+    "pings-with-the-handshake": partial(flood_together, 10, [handshake() + 5000 * frame(PING)], frame(PING)),
     "requests-of-nothing-from-everywhere": partial(come_from_everywhere, 40 * (GET % (b"127.0.0.1", b"")), 2),
     "refused-requests-from-everywhere": partial(come_from_everywhere, 40 * (GET % (b"elsewhere", b"")), 3),
     "half-a-request-from-everywhere": partial(come_from_everywhere, b"GET /health/live HT", 4),
-    "sessions-opened-and-left": partial(together, 8, open_and_leave),
+    "sessions-opened-and-left": partial(together, 8, partial(open_sessions, True)),
     "numbers": partial(together, 4, partial(post, numbers())),
     "metrics": partial(together, 30, partial(fetch, ["/metrics"])),
     "documents": partial(together, 30, partial(fetch, ["/openapi.json"])),
@@ -465,14 +445,12 @@ ATTACKS: dict[str, Callable[[Address], None]] = {
 def test_a_session_plays_and_newcomers_are_served_during_an_attack(
     server: ServerProcess, attack: Callable[[Address], None]
 ) -> None:
-    url = urlsplit(server.url)
     with LiveNeighbour(server.url) as neighbour:
-        attack((str(url.hostname), url.port or 0))
+        attack(address_of(server))
     assert_plays(neighbour, MAX_OVERLOAD_GAP_S if attack is overload else MAX_GAP_S)
 
 
 QUERIES = b"#bundle\0" + bytes(8) + 600 * (b"\0\0\0\x10" + build_packet("/tickrt/?", []))
-BUNDLES_PER_S = 300
 SENDERS = {
     "one-sender": [("127.0.0.1", 0)],
     "300-ports": [("127.0.0.1", 0)] * 300,
@@ -495,10 +473,8 @@ def ask_much(senders: list[Address], address: Address) -> None:
         sockets = [stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)) for _ in senders]
         for connection, source in zip(sockets, senders, strict=True):
             connection.bind(source)
-        started_s = time.monotonic()
-        for number, connection in zip(range(round(BUNDLES_PER_S * ATTACK_S)), cycle(sockets)):
+        for _, connection in zip(paced(300), cycle(sockets), strict=False):
             connection.sendto(QUERIES, address)
-            time.sleep(max(0.0, started_s + number / BUNDLES_PER_S - time.monotonic()))
 
 
 def turned_s(surface: socket.socket, address: Address, value: float) -> float:
@@ -533,11 +509,6 @@ def test_a_session_plays_and_a_surface_turns_it_while_others_ask_much(
     print(f"a knob is turned within {max(waits_s):.2f} s, {len(waits_s)} times")
     assert max(waits_s) < MAX_TURN_S
     assert_plays(neighbour)
-
-
-def address_of(server: ServerProcess) -> Address:
-    url = urlsplit(server.url)
-    return str(url.hostname), url.port or 0
 
 
 @pytest.mark.slow
@@ -599,11 +570,7 @@ def test_bodies_that_do_not_come_hold_no_place(server: ServerProcess, path: str)
     address = address_of(server)
     with LiveNeighbour(server.url) as neighbour, ExitStack() as stack:
         for number in range(3 * MAX_REQUESTS):
-            connection = stack.enter_context(socket.socket())
-            connection.settimeout(10)
-            connection.bind((f"127.7.0.{1 + number % 16}", 0))
-            connection.connect(address)
-            connection.sendall(half_a_body(path))
+            stack.enter_context(unread(address, half_a_body(path), f"127.7.0.{1 + number % 16}", 0))
             time.sleep(0.01)
         assert initialize(address, "127.7.1.1") == 200
         with client_at(address, "127.7.1.2") as client:
@@ -699,10 +666,10 @@ def test_a_session_over_tls_plays_during_an_attack(
     certificate, key = make_certificate(tmp_path)
     settings = SETTINGS | {"TICKRT_CERTIFICATE": str(certificate), "TICKRT_PRIVATE_KEY": str(key)}
     with server_process(demo_config, settings) as server:
-        url, process = urlsplit(server.url), psutil.Process(server.pid)
+        process = psutil.Process(server.pid)
         with LiveNeighbour(server.url, certificate=certificate) as neighbour:
             before = process.memory_info().rss
-            attack((str(url.hostname), url.port or 0))
+            attack(address_of(server))
             growth = process.memory_info().rss - before
     print(f"memory +{growth / 2**20:.0f} MiB")
     assert_plays(neighbour)
@@ -717,26 +684,6 @@ def request(path: str, headers: str = "", method: str = "GET") -> bytes:
 def half_a_body(path: str, headers: str = "") -> bytes:
     """A request of which the first byte of 60,000 has arrived."""
     return request(path, f"content-type: application/json\r\ncontent-length: 60000\r\n{headers}", "POST") + b"{"
-
-
-def hold(sent: bytes, address: Address) -> None:
-    """A new connection every 10 ms, which sends `sent`, reads nothing and stays: more than the server holds."""
-    with ExitStack() as stack:
-        for _ in range(3 * MAX_REQUESTS):
-            stack.enter_context(unread(address, sent))
-            time.sleep(0.01)
-        time.sleep(2.0)
-
-
-def unread(address: Address, sent: bytes) -> socket.socket:
-    """A client that has sent `sent` and reads nothing."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(10)
-    with suppress(OSError):
-        connection.connect(address)
-        connection.sendall(sent)
-    return connection
 
 
 def newcomers(url: str, is_ended: threading.Event) -> set[int]:
@@ -771,12 +718,12 @@ def locked(demo_config: Path) -> Iterator[ServerProcess]:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", HOLDING.values(), ids=HOLDING)
 def test_clients_with_the_key_are_served_while_others_hold_what_they_can(locked: ServerProcess, sent: bytes) -> None:
-    url, is_ended = urlsplit(locked.url), threading.Event()
+    is_ended = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         with LiveNeighbour(locked.url, KEY["x-api-key"]) as neighbour:
             coming = pool.submit(newcomers, locked.url, is_ended)
             try:
-                hold(sent, (str(url.hostname), url.port or 0))
+                come(sent, address_of(locked), buffer_bytes=4096)
             finally:
                 is_ended.set()
         assert coming.result() == {200}
@@ -788,10 +735,10 @@ def test_clients_with_the_key_are_served_while_others_hold_what_they_can(locked:
 def test_responses_that_are_not_read_take_little_memory(demo_config: Path, path: str) -> None:
     settings = {"TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_CLIENT_IN_FLIGHT": "0"}
     with server_process(demo_config, settings) as server, ExitStack() as stack:
-        url, process = urlsplit(server.url), psutil.Process(server.pid)
+        process = psutil.Process(server.pid)
         before = process.memory_info().rss
         for _ in range(1000):
-            stack.enter_context(unread((str(url.hostname), url.port or 0), request(path)))
+            stack.enter_context(unread(address_of(server), request(path)))
         time.sleep(2.0)
         growth = process.memory_info().rss - before
         print(f"{path}: memory +{growth / 2**20:.0f} MiB")
@@ -801,9 +748,8 @@ def test_responses_that_are_not_read_take_little_memory(demo_config: Path, path:
 
 @pytest.mark.slow
 def test_changes_are_as_quick_as_before_5_s_after_an_overload(server: ServerProcess) -> None:
-    url = urlsplit(server.url)
     before_ms = changes_ms(server.url)
-    overload((str(url.hostname), url.port or 0))
+    overload(address_of(server))
     time.sleep(5.0)
     after_ms = changes_ms(server.url)
     print(f"median from a change to its sound: {before_ms:.0f} ms before, {after_ms:.0f} ms after")
@@ -840,16 +786,18 @@ def test_a_session_plays_while_clients_answer_no_ping_and_leave_no_traceback(
 ) -> None:
     """They do not read either: what was written keeps their connections open after the close, while more is sent."""
     settings = SETTINGS | {"TICKRT_SEND_BUFFER_BYTES": "4096", "TICKRT_SEND_TIMEOUT_S": "60"}
-    with server_process(demo_config, settings) as server, LiveNeighbour(server.url) as neighbour:
-        url = urlsplit(server.url)
-        with ExitStack() as stack:
-            clients = [stack.enter_context(silent_client((str(url.hostname), url.port or 0))) for _ in range(4)]
-            for second in range(round(2.5 * PING_S)):
-                time.sleep(1.0)
-                for connection in clients:
-                    with suppress(OSError):
-                        ack = {"type": "ack", "playhead_sample": 100 * second}
-                        connection.sendall(frame(TEXT, json.dumps(ack).encode()))
+    with (
+        server_process(demo_config, settings) as server,
+        LiveNeighbour(server.url) as neighbour,
+        ExitStack() as stack,
+    ):
+        clients = [stack.enter_context(silent_client(address_of(server))) for _ in range(4)]
+        for second in range(round(2.5 * PING_S)):
+            time.sleep(1.0)
+            for connection in clients:
+                with suppress(OSError):
+                    ack = {"type": "ack", "playhead_sample": 100 * second}
+                    connection.sendall(frame(TEXT, json.dumps(ack).encode()))
     assert_plays(neighbour)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -859,9 +807,8 @@ def test_clients_that_leave_while_they_are_answered_leave_nothing_in_the_log(
     demo_config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with server_process(demo_config, SETTINGS) as server, LiveNeighbour(server.url) as neighbour:
-        url, ends_s = urlsplit(server.url), time.monotonic() + ATTACK_S
-        while time.monotonic() < ends_s:
-            with socket.create_connection((str(url.hostname), url.port or 0), 10) as connection:
+        for _ in attempts():
+            with socket.create_connection(address_of(server), 10) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
                 connection.sendall(50 * request(BUNDLE))
                 connection.recv(1)
@@ -871,10 +818,7 @@ def test_clients_that_leave_while_they_are_answered_leave_nothing_in_the_log(
 
 def silent_client(address: Address) -> socket.socket:
     """A client that has opened a session and reads nothing."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(address)
-    connection.sendall(upgrade())
+    connection = unread(address, handshake())
     assert connection.recv(12) == b"HTTP/1.1 101"
     # Little enough that the server does not wait for room to send, too much for the buffers of the sockets.
     connection.sendall(frame(TEXT, json.dumps({"type": "open", "format": "opus"}).encode()))
@@ -890,57 +834,3 @@ def assert_plays(neighbour: LiveNeighbour, max_gap_s: float = MAX_GAP_S) -> None
     assert neighbour.underruns == 0
     assert neighbour.max_gap_s < max_gap_s
     assert neighbour.health_p95_s < MAX_HEALTH_S
-
-
-@contextmanager
-def client(served: Served, data: bytes, source: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[socket.socket]:
-    """A client with a small receive buffer that has sent `data`."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(60)
-        connection.bind(source)
-        connection.connect(("127.0.0.1", served.port))
-        connection.sendall(data)
-        yield connection
-
-
-def generation(**body: object) -> bytes:
-    return raw_request(json.dumps({"prompt": "a", "steps": 8, **body}).encode(), headers="connection: close\r\n")
-
-
-def largest_gap_s(served: Served) -> float:
-    """The longest time without a byte of a stream, from its first to its last."""
-    gaps = []
-    with client(served, generation(seconds=300), NEIGHBOUR) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        before_s = time.monotonic()
-        while connection.recv(65536):
-            gaps.append(time.monotonic() - before_s)
-            before_s = time.monotonic()
-    return max(gaps)
-
-
-def abuse(served: Served, stack: ExitStack) -> None:
-    """Idle connections, bodies that stall, clients that do not read, and clients that leave."""
-    for _ in range(300):
-        stack.enter_context(client(served, b""))
-    for _ in range(8):
-        stack.enter_context(client(served, raw_request(bytes(2**20), path="/v1/sources")[: 2**19]))
-    for _ in range(8):
-        stack.enter_context(client(served, generation(seconds=60)))
-    for _ in range(40):
-        with client(served, generation(seconds=60) + b"x") as leaving:
-            leaving.sendall(b"y")
-
-
-@pytest.mark.slow
-def test_a_stream_does_not_pause_while_other_clients_abuse_their_connections(serve: Serve) -> None:
-    served = serve(depth=4, queue=36, client_in_flight=None, send_timeout_s=60.0, send_buffer_bytes=4096)
-    served.tick_s = 0.01
-    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        gap_s = pool.submit(largest_gap_s, served)
-        abuse(served, stack)
-        assert gap_s.result() < MAX_GAP_S
-        served.tick_s = 0.0
-        eventually(lambda: not served.service.admission.num_pending)
-    eventually(lambda: not served.service.admission.permits)

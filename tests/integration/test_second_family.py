@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from runtime.audio.windows import WindowCutter
 from runtime.base.errors import RequestError
 from runtime.config.option_ranges import GUIDANCE_OPTIONS
-from runtime.live.parts.controls import controls_schema
 from runtime.live.protocol.messages import LivePrompt, SetBand, SetPrompts
 from runtime.live.protocol.server_messages import Applied, Problem
 from runtime.pipeline.compose import GenerationInputs
@@ -222,16 +221,6 @@ def test_what_there_is_no_choice_of_is_refused_with_the_reason(
         generated(pipeline, **options)
     assert error.value.field == field
     assert len(generated(pipeline, guidance=1.0, seconds=0.5, steps=2))
-
-
-def test_live_controls_have_no_such_choice_either(pipeline: Pipeline) -> None:
-    player = DirectPlayer(pipeline, controls={"guidance": 1.0})
-    with pytest.raises(RequestError, match="its checkpoint is distilled") as error:
-        DirectPlayer(pipeline, controls={"guidance": 2.0})
-    assert error.value.field == "controls.guidance"
-    offered = controls_schema(player.model)["properties"]
-    assert "solver" in offered
-    assert not {"guidance", "shift", *GUIDANCE_OPTIONS} & offered.keys()
 
 
 def test_a_draft_of_a_loop_begins_at_half_noise(pipeline: Pipeline) -> None:

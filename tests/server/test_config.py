@@ -72,7 +72,7 @@ def test_variables_without_effect_are_logged(monkeypatch: pytest.MonkeyPatch, ca
 def test_a_public_address_needs_a_key_or_insecure(host: str) -> None:
     with pytest.raises(ConfigError, match="API key") as error:
         load_settings({"host": host})
-    assert "--insecure" in error.value.fix
+    assert error.value.fix == "set TICKRT_API_KEY, use --host 127.0.0.1, or add --insecure"
     assert load_settings({"host": host}, insecure=True).host == host
     assert load_settings({"host": host, "api_key": "secret"}).host == host
 

@@ -332,7 +332,9 @@ def test_a_client_that_sent_more_than_its_request_and_leaves_is_noticed(serve: S
     eventually(lambda: not served.service.admission.permits)
     served.resume()
     eventually(lambda: not served.service.admission.num_pending)
-    assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 41
+    counted = served.metrics()
+    assert counted["tickrt_generations_total{outcome=cancelled}"] == 41
+    assert counted["tickrt_queue_depth"] == counted["tickrt_generations_in_flight"] == 0
 
 
 def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:

@@ -1,23 +1,25 @@
-"""The published schemas, and whether the server conforms to them."""
+"""The published schemas, whether the server conforms to them, and which routes an app has."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
+from fastapi.testclient import TestClient
 from helpers.factories import tiny_bundle
 from helpers.http_harness import GENERATIONS, Serve, Served
 
 from runtime.audio.formats import ARCHIVE, FORMATS
 from runtime.base.errors import ConfigError
 from runtime.config.bundle import load_bundle
-from runtime.pipeline.pipeline import Pipeline
+from runtime.config.deployment import Deployment
+from runtime.pipeline.pipeline import Pipeline, open_pipeline
 from server.app import create_app
 from server.asgi.openapi import EXAMPLES, body_model, body_schema, problem_responses
 from server.config import ServerSettings
@@ -34,6 +36,7 @@ def test_the_body_has_the_servers_limit_on_seconds_and_describes_every_field() -
     assert schema["required"] == ["prompt"]
     assert schema["additionalProperties"] is False
     assert schema["properties"]["seconds"]["anyOf"][0]["maximum"] == 30.0
+    assert set(schema["properties"]["response_format"]["enum"]) == set(FORMATS)
 
 
 def test_the_schema_of_one_model_changes_that_of_no_other(tmp_path: Path) -> None:
@@ -43,10 +46,6 @@ def test_the_schema_of_one_model_changes_that_of_no_other(tmp_path: Path) -> Non
     assert (schema["response_format"]["enum"], "prompt" in schema) == (["latents"], False)
     assert schema["steps"]["default"] == bundle.sampler.steps
     assert body_schema(body_model(30.0)) == before
-
-
-def test_the_published_formats_are_those_that_are_written() -> None:
-    assert set(body_schema(body_model(1.0))["properties"]["response_format"]["enum"]) == set(FORMATS)
 
 
 def test_the_schema_accepts_what_the_server_accepts(served: Served) -> None:
@@ -66,6 +65,8 @@ def test_openapi_describes_binary_responses_and_problems(served: Served) -> None
     assert set(responses["200"]["content"]) == {item.media_type for item in (*FORMATS.values(), ARCHIVE)}
     for status in ("400", "401", "403", "404", "408", "413", "415", "422", "429", "500", "503", "504"):
         assert list(responses[status]["content"]) == ["application/problem+json"]
+    found = {status: "headers" in entry for status, entry in problem_responses(404, 429, 503).items()}
+    assert found == {404: False, 429: True, 503: True}, "a problem that passes says when to ask again"
     assert "Retry-After" in responses["503"]["headers"]
 
 
@@ -86,9 +87,13 @@ def test_operation_ids_are_verbs_with_their_object(served: Served) -> None:
     }  # fmt: skip
 
 
+def document_of(**settings: Any) -> dict[str, Any]:
+    return create_app(refuse, ServerSettings(**settings)).openapi()
+
+
 def admin_document() -> dict[str, Any]:
     """The document of a server with every operation."""
-    return create_app(refuse, ServerSettings(admin_key="a")).openapi()
+    return document_of(admin_key="a")
 
 
 def refuse() -> Pipeline:
@@ -113,7 +118,9 @@ def shown_json(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], 
 
 def test_every_operation_has_a_sentence_and_examples_that_are_valid() -> None:
     document = admin_document()
-    for operation in (operation for path in document["paths"].values() for operation in path.values()):
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert {operation["operationId"] for operation in operations} == set(EXAMPLES)
+    for operation in operations:
         assert operation["description"].replace("`", "").startswith(operation["summary"]), operation["operationId"]
         assert " " in operation["summary"]
         assert not operation["summary"].endswith(".")
@@ -125,11 +132,11 @@ def test_every_operation_has_a_sentence_and_examples_that_are_valid() -> None:
         whole = {**schema, "components": document["components"]}
         for example in examples:
             jsonschema_rs.validator_for(whole).validate(example)
-
-
-def test_every_operation_has_an_example_and_every_example_an_operation() -> None:
-    methods = [item for path in admin_document()["paths"].values() for item in path.values()]
-    assert {item["operationId"] for item in methods} == set(EXAMPLES)
+        if place.endswith(" body"):
+            found = (
+                schema if "properties" in schema else document["components"]["schemas"][schema["$ref"].split("/")[-1]]
+            )
+            assert [name for name, item in found["properties"].items() if not item.get("description")] == [], place
 
 
 def test_answers_have_the_members_of_their_examples(served: Served) -> None:
@@ -154,16 +161,6 @@ def members(value: Any) -> set[str]:
         return set()
     inner = (members(item) for name, item in value.items() if name != "engines")
     return set(value).union(*inner)
-
-
-def test_the_bodies_of_requests_are_described() -> None:
-    document = admin_document()
-    for place, schema, _ in shown_json(document):
-        if place.endswith(" body"):
-            found = (
-                schema if "properties" in schema else document["components"]["schemas"][schema["$ref"].split("/")[-1]]
-            )
-            assert [name for name, item in found["properties"].items() if not item.get("description")] == [], place
 
 
 def test_examples_of_other_people_s_clients_are_taken(served: Served) -> None:
@@ -195,11 +192,8 @@ def test_the_examples_of_a_generation_work(served: Served) -> None:
         assert served.post(**{"seed": 1, **example["value"]}).status_code == 200
 
 
-def test_the_document_is_made_once(served: Served) -> None:
+def test_the_document_is_made_once_and_its_references_are_defined(served: Served) -> None:
     assert served.app.openapi() is served.app.openapi()
-
-
-def test_openapi_references_are_defined(served: Served) -> None:
     text = json.dumps(document(served))
     names = set(document(served)["components"]["schemas"])
     used = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
@@ -272,6 +266,47 @@ def test_schemathesis_finds_nothing_in_many_examples(serve: Serve, tmp_path: Pat
     assert "No issues found" in run_schemathesis(serve(max_seconds=2.0), tmp_path, 500)
 
 
-def test_a_problem_that_passes_says_when_to_ask_again() -> None:
-    found = problem_responses(404, 429, 503)
-    assert {status: "headers" in entry for status, entry in found.items()} == {404: False, 429: True, 503: True}
+def test_the_admin_routes_exist_only_with_an_admin_key() -> None:
+    public = set(document_of()["paths"])
+    assert {"/v1/audio/generations", "/v1/models", "/v1/schema", "/health/live", "/health/ready", "/metrics"} <= public
+    assert set(document_of(admin_key="k")["paths"]) - public == {"/admin/adapters", "/admin/drain", "/admin/profile"}
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_the_openapi_document_requires_the_api_key_where_one_is_set(has_key: bool) -> None:
+    document = document_of(api_key="k" if has_key else None)
+    assert document.get("security") == ([{"bearer": []}, {"header": []}] if has_key else None)
+    assert document["paths"]["/health/live"]["get"].get("security") == ([] if has_key else None)
+
+
+def test_every_admin_route_requires_the_admin_key_and_one_form_of_the_api_key() -> None:
+    document = document_of(api_key="k", admin_key="a")
+    for path in ("/admin/adapters", "/admin/drain", "/admin/profile"):
+        assert document["paths"][path]["post"]["security"] == [{"admin": [], "bearer": []}, {"admin": [], "header": []}]
+    assert document["components"]["securitySchemes"].keys() == {"admin", "bearer", "header"}
+
+
+def test_a_refused_preflight_is_a_problem() -> None:
+    settings = ServerSettings(allowed_origins=("https://studio.example",))
+    asked = {"origin": "https://studio.example", "access-control-request-method": "PATCH"}
+    with TestClient(create_app(refuse, settings), base_url="http://localhost") as client:
+        refused = client.options("/v1/audio/generations", headers=asked)
+    assert (refused.status_code, refused.headers["content-type"]) == (400, "application/problem+json")
+    assert refused.json()["detail"] == "Disallowed CORS method"
+
+
+def test_the_lifespan_opens_the_pipeline_and_closes_it(tiny: Callable[..., Deployment]) -> None:
+    opened: list[Pipeline] = []
+
+    def start() -> Pipeline:
+        opened.append(open_pipeline(tiny()))
+        opened[0].start()
+        return opened[0]
+
+    app = create_app(start, ServerSettings())
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.portal is not None
+        client.portal.call(app.state.service.opened)
+        assert client.get("/health/ready").status_code == 200
+    assert len(opened) == 1
+    assert not opened[0].loop.stats().is_alive

@@ -8,7 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,30 +19,60 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.http_harness import TIMEOUT_S, Serve, Served, connected, eventually, raw_request, read_all
+from helpers.http_harness import TIMEOUT_S, Serve, Served, connected, eventually, handshake, raw_request, read_all
 from helpers.tls import make_certificate
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from runtime.base.errors import ConfigError
-from server.asgi.connection import WRITE_BYTES, BoundedProtocol
+from server.asgi.connection import WRITE_BYTES
 from server.asgi.fair_reads import TURN_S, FairReads
 from server.asgi.tls import TlsTransport, tls_context
 from server.asgi.websocket import MAX_FRAGMENTS, POLICY_VIOLATION
 from server.process import TickServer
 
 pytestmark = pytest.mark.anyio
+GET = raw_request(path="/health/live", method="GET")
+LAST_GET = raw_request(path="/health/live", method="GET", headers="connection: close\r\n")
 
 
-def test_https_and_wss_with_a_self_signed_certificate(serve: Serve, tmp_path: Path) -> None:
+@dataclass
+class Secured:
+    """A server with TLS, and a context that trusts it."""
+
+    served: Served
+    trusting: ssl.SSLContext
+
+    @contextmanager
+    def connect(self, session: ssl.SSLSession | None = None) -> Iterator[ssl.SSLSocket]:
+        """A client whose handshake is complete. Reading raises ssl.SSLEOFError where the server ends without notice."""
+        options: dict[str, Any] = {"server_hostname": "127.0.0.1", "session": session, "suppress_ragged_eofs": False}
+        with connected(self.served) as connection, self.trusting.wrap_socket(connection, **options) as client:
+            yield client
+
+
+Secure = Callable[..., Secured]
+
+
+@pytest.fixture
+def secure(serve: Serve, tmp_path: Path) -> Secure:
+    """`secure(max_connections=2)`: a server for this test."""
     certificate, key = make_certificate(tmp_path)
-    served = serve(certificate=certificate, private_key=key, api_key="k")
-    assert served.url.startswith("https://")
     trusting = ssl.create_default_context(cafile=str(certificate))
+    return lambda **settings: Secured(serve(certificate=certificate, private_key=key, **settings), trusting)
+
+
+@pytest.fixture
+def secured(secure: Secure) -> Secured:
+    return secure()
+
+
+def test_https_and_wss_with_a_self_signed_certificate(secure: Secure) -> None:
+    served, trusting = (secured := secure(api_key="k")).served, secured.trusting
+    assert served.url.startswith("https://")
     with httpx.Client(base_url=served.url, verify=trusting, headers={"x-api-key": "k"}) as client:
         assert client.get("/health/ready").status_code == 200
-        own_origin = client.get("/health/ready", headers={"origin": served.url})
-        assert own_origin.status_code == 200
+        assert client.get("/health/ready", headers={"origin": served.url}).status_code == 200
         assert client.get("/health/ready", headers={"origin": "http://evil.example"}).status_code == 403
     with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
         httpx.get(served.url + "/health/live")
@@ -62,26 +92,24 @@ async def refused_over_tls(served: Served, path: str, trusting: ssl.SSLContext) 
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_handshake_has_the_deadline_of_headers(serve: Serve, tmp_path: Path, sent: bytes) -> None:
-    certificate, key = make_certificate(tmp_path)
-    served = serve(certificate=certificate, private_key=key, header_timeout_s=0.3)
-    with connected(served) as connection:
+def test_a_handshake_has_the_deadline_of_headers(secure: Secure, sent: bytes) -> None:
+    served = secure(header_timeout_s=0.3).served
+    with connected(served, sent) as connection:
         connection.settimeout(TIMEOUT_S / 2)  # asyncio's own deadline is 60 s
-        connection.sendall(sent)
         read_all(connection)
     eventually(lambda: not served.connections)
 
 
-def test_handshakes_that_are_not_complete_make_room(serve: Serve, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    served = serve(certificate=certificate, private_key=key, max_connections=2, header_timeout_s=600.0)
-    trusting = ssl.create_default_context(cafile=str(certificate))
+def test_handshakes_that_are_not_complete_make_room(secure: Secure) -> None:
+    secured = secure(max_connections=2, header_timeout_s=600.0)
+    served = secured.served
     with ExitStack() as stack:
         silent = [stack.enter_context(connected(served)) for _ in range(8)]
         assert [read_all(connection) for connection in silent[:4]] == [b""] * 4
         eventually(lambda: len(served.connections) == 4)
-        with httpx.Client(base_url=served.url, verify=trusting) as client:
-            assert client.get("/health/live").status_code == 200
+        with secured.connect() as client:
+            client.sendall(LAST_GET)
+            assert received(client).startswith(b"HTTP/1.1 200 OK")
     eventually(lambda: not served.connections)
 
 
@@ -97,7 +125,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_read(secured: Sec
             with suppress(ssl.SSLWantReadError):
                 client.do_handshake()
                 break
-        client.write(raw_request(path="/health/live", method="GET"))
+        client.write(GET)
         connection.sendall(outgoing.read())
         answer = b""
         while not answer:
@@ -105,32 +133,6 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_read(secured: Sec
             with suppress(ssl.SSLWantReadError):
                 answer = client.read()
     assert answer.startswith(b"HTTP/1.1 200 ")
-
-
-@dataclass
-class Secured:
-    """A server with TLS, and a context that trusts it."""
-
-    served: Served
-    trusting: ssl.SSLContext
-
-    @contextmanager
-    def connect(self, session: ssl.SSLSession | None = None) -> Iterator[ssl.SSLSocket]:
-        """A client whose handshake is complete. Reading raises ssl.SSLEOFError where the server ends without notice."""
-        options: dict[str, Any] = {"server_hostname": "127.0.0.1", "session": session, "suppress_ragged_eofs": False}
-        with connected(self.served) as connection, self.trusting.wrap_socket(connection, **options) as client:
-            yield client
-
-
-@pytest.fixture
-def secured(serve: Serve, tmp_path: Path) -> Secured:
-    certificate, key = make_certificate(tmp_path)
-    served = serve(certificate=certificate, private_key=key)
-    return Secured(served, ssl.create_default_context(cafile=str(certificate)))
-
-
-GET = raw_request(path="/health/live", method="GET")
-LAST_GET = raw_request(path="/health/live", method="GET", headers="connection: close\r\n")
 
 
 def received(client: ssl.SSLSocket) -> bytes:
@@ -227,15 +229,11 @@ def test_keys_are_updated_but_nothing_is_negotiated_again(
         assert (b"HTTP/1.1 200 OK" in client.stdout.read()) is is_answered
 
 
-def test_little_waits_for_a_client_over_tls_that_does_not_read(serve: Serve, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    options: dict[str, Any] = {"send_buffer_bytes": 4096, "send_timeout_s": 600.0, "drain_s": 0.0}
-    served = serve(certificate=certificate, private_key=key, **options)
-    secured = Secured(served, ssl.create_default_context(cafile=str(certificate)))
+def test_little_waits_for_a_client_over_tls_that_does_not_read(secure: Secure) -> None:
+    secured = secure(send_buffer_bytes=4096, send_timeout_s=600.0, drain_s=0.0)
     with secured.connect() as client:
         client.sendall(raw_request(path="/page/swagger/swagger-ui-bundle.js", method="GET"))
-        (connection,) = served.connections
-        assert isinstance(connection, BoundedProtocol)
+        (connection,) = secured.served.connections
         eventually(lambda: connection.flow is not None and connection.flow.write_paused)
         assert connection.transport.get_write_buffer_size() < 3 * WRITE_BYTES
         assert client.recv(15) == b"HTTP/1.1 200 OK"
@@ -243,11 +241,9 @@ def test_little_waits_for_a_client_over_tls_that_does_not_read(serve: Serve, tmp
 
 def test_a_websocket_is_told_why_it_ends_while_it_sends_more(secured: Secured) -> None:
     """The client is one thread: what it has not read yet is not lost where it still sends."""
-    headers = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "
-    opening = raw_request(path="/v1/live", method="GET", headers=f"{headers}dGhlIHNhbXBsZSBub25jZQ==\r\n")
     fragment = b"\x00\x81\x00\x00\x00\x00x"
     with secured.connect() as client:
-        client.sendall(opening)
+        client.sendall(handshake())
         assert client.recv(4096).startswith(b"HTTP/1.1 101 ")
         client.sendall(b"\x01\x80\x00\x00\x00\x00" + 2 * MAX_FRAGMENTS * fragment)
         closing = received(client)
@@ -381,12 +377,11 @@ def context(tmp_path: Path) -> Context:
 
 
 @pytest.fixture
-def reads() -> FairReads:
-    return FairReads()
+def client(context: Context) -> Client:
+    return Client(context, FairReads())
 
 
-async def test_there_is_no_tls_session_before_the_first_byte(context: Context, reads: FairReads) -> None:
-    client = Client(context, reads)
+async def test_there_is_no_tls_session_before_the_first_byte(context: Context, client: Client) -> None:
     assert context.num_sessions == 0
     client.transport.write(b"too early")
     client.transport.take(client_hello()[:5])
@@ -397,11 +392,9 @@ async def test_there_is_no_tls_session_before_the_first_byte(context: Context, r
 
 
 async def test_records_are_decrypted_in_turns_and_nothing_is_read_meanwhile(
-    context: Context, monkeypatch: pytest.MonkeyPatch, reads: FairReads
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = count(step=TURN_S)  # every step of a turn takes as long as a turn may
-
-    client = Client(context, reads)
     await client.shake_hands()
     monkeypatch.setattr("server.asgi.fair_reads.thread_time", lambda: next(now_s))
     for index in range(512):
@@ -416,11 +409,8 @@ async def test_records_are_decrypted_in_turns_and_nothing_is_read_meanwhile(
         await asyncio.sleep(0.001)
 
 
-async def test_handshake_and_decryption_are_charged(
-    context: Context, monkeypatch: pytest.MonkeyPatch, reads: FairReads
-) -> None:
-    charged = list[float]()
-
+async def test_handshake_and_decryption_are_charged(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    charged, reads = list[float](), FairReads()
     monkeypatch.setattr(reads, "charge", lambda connection, used_s: charged.append(used_s))
     client = Client(context, reads)
     await client.shake_hands()
@@ -432,8 +422,7 @@ async def test_handshake_and_decryption_are_charged(
     assert client.data == b"x" * 16384
 
 
-async def test_what_arrives_behind_the_servers_end_is_read(context: Context, reads: FairReads) -> None:
-    client = Client(context, reads)
+async def test_what_arrives_behind_the_servers_end_is_read(client: Client) -> None:
     await client.shake_hands()
     client.transport.write(b"the last")
     client.transport.write_eof()
@@ -446,8 +435,7 @@ async def test_what_arrives_behind_the_servers_end_is_read(context: Context, rea
     assert client.raw.is_closed
 
 
-async def test_what_comes_before_the_clients_end_is_parsed_first(context: Context, reads: FairReads) -> None:
-    client = Client(context, reads)
+async def test_what_comes_before_the_clients_end_is_parsed_first(client: Client) -> None:
     await client.shake_hands()
     client.transport.pause_reading()
     client.tls.write(b"the last")

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
 from helpers.http_harness import (
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
     TIMEOUT_S,
     Serve,
     Served,
     connected,
     eventually,
     exchange,
+    frame,
     handshake,
     open_websocket,
     problem,
@@ -245,13 +250,6 @@ def test_an_endpoint_that_sends_when_the_connection_was_just_closed_sees_a_disco
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True) -> bytes:
-    """A frame of a client, masked with zeros."""
-    size = bytes([0xFE]) + len(payload).to_bytes(2, "big") if len(payload) > 125 else bytes([0x80 | len(payload)])
-    return bytes([opcode | 0x80 * is_last]) + size + bytes(4) + payload
-
-
-TEXT, CONTINUATION, PING, PONG = 1, 0, 9, 10
 FIRST = frame(TEXT, is_last=False)
 
 

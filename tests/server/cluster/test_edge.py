@@ -39,13 +39,6 @@ def slots(*used: tuple[str, str]) -> list[EdgeServer]:
     return [EdgeServer(backend, f"slot{number}", *part) for backend in BACKENDS for number, part in enumerate(parts, 1)]
 
 
-def test_a_new_replica_gets_the_first_free_slot() -> None:
-    assert [line for line in commands(slots((ONE.address, "ready")), [ONE, TWO]) if "work/" in line] == [
-        "set server work/slot2 addr 127.0.0.1 port 8002",
-        "set server work/slot2 state ready",
-    ]
-
-
 def test_a_replica_whose_host_is_unknown_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     unknown = replace(ONE, name="lost", address="no-such-host.invalid:8000")
     assert list(commands(slots(), [unknown, ONE])) == list(commands(slots(), [ONE]))
@@ -58,26 +51,26 @@ def test_an_answer_without_servers_is_an_error_that_the_loop_survives(answer: st
         parse_servers(answer)
 
 
-def test_nothing_is_sent_where_nothing_has_changed() -> None:
-    assert list(commands(slots((TWO.address, "ready"), (ONE.address, "ready")), [ONE, TWO])) == []
+READY_ONE, READY_TWO = (ONE.address, "ready"), (TWO.address, "ready")
 
 
 @pytest.mark.parametrize(
-    ("lease", "sent"),
+    ("used", "leases", "backends", "sent"),
     [
-        (replace(ONE, state="full"), ["opens"]),
-        (replace(ONE, sessions=10), ["opens"]),
-        (replace(ONE, state="draining"), ["sessions", "opens", "tasks", "work"]),
+        ([READY_TWO, READY_ONE], [ONE, TWO], BACKENDS, []),
+        ([READY_ONE], [ONE, TWO], BACKENDS, ["slot2 addr 127.0.0.1 port 8002", "slot2 state ready"]),
+        ([READY_ONE], [replace(ONE, state="full")], ["opens"], ["slot1 state drain"]),
+        ([READY_ONE], [replace(ONE, sessions=10)], ["opens"], ["slot1 state drain"]),
+        ([READY_ONE], [replace(ONE, state="draining")], BACKENDS, ["slot1 state drain"]),
+        ([READY_ONE, (TWO.address, "drain")], [TWO], BACKENDS, ["slot2 state ready", "slot1 state maint"]),
     ],
+    ids=["no change", "the first free slot", "full", "all its sessions", "draining", "without a lease"],
 )
-def test_a_replica_without_room_gets_no_sessions_and_one_that_drains_no_work(lease: Lease, sent: list[str]) -> None:
-    changed = list(commands(slots((ONE.address, "ready")), [lease]))
-    assert changed == [f"set server {backend}/slot1 state drain" for backend in sent]
-
-
-def test_a_replica_without_a_lease_is_taken_out() -> None:
-    changed = list(commands(slots((ONE.address, "ready"), (TWO.address, "drain")), [TWO]))
-    assert changed[:2] == ["set server sessions/slot1 state maint", "set server sessions/slot2 state ready"][::-1]
+def test_what_haproxy_is_told(
+    used: list[tuple[str, str]], leases: list[Lease], backends: list[str], sent: list[str]
+) -> None:
+    told = list(commands(slots(*used), leases))
+    assert told == [f"set server {backend}/{line}" for backend in backends for line in sent]
 
 
 def test_more_replicas_than_slots_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+from helpers.http_harness import Serve, problem, refused_websocket
+from helpers.lyria_client import PATH as LYRIA
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message
@@ -68,3 +70,11 @@ def test_an_error_in_plain_text_is_a_problem() -> None:
 def test_other_responses_stay() -> None:
     status, headers, body = answer_of(JSONResponse({"a": 1}, status_code=418), "/theirs/x")
     assert (status, headers["content-type"], body) == (418, "application/json", b'{"a":1}')
+
+
+def test_other_servers_do_not_answer_where_they_are_switched_off(serve: Serve) -> None:
+    served = serve(clients=())
+    for path in ("/release_task", "/mcp"):
+        problem(served.send("POST", path, json={}), 404, "not_found")
+    problem(served.get("/health"), 404, "not_found")
+    assert refused_websocket(served, LYRIA) == (404, "not_found")

@@ -126,18 +126,6 @@ def test_a_stream_does_not_wait_for_slower_peers_beyond_its_lead(serve: Serve) -
     assert fast[1] < slow[0]
 
 
-def test_a_seed_gives_the_same_audio_alone_and_among_others(serve: Serve) -> None:
-    served = serve(depth=4)
-    alone = served.post(seed=5, seconds=3, response_format="pcm").content
-    others = [{"seed": 10 + i, "seconds": 2 + i, "steps": 3 + i, "prompt": "b" * i} for i in range(3)]
-    wanted = {"seed": 5, "seconds": 3, "response_format": "pcm"}
-    for position in range(4):
-        bodies = [*others[:position], wanted, *others[position:]]
-        among = together(served, bodies)[position][2]
-        difference = np.frombuffer(alone, "<i2").astype(int) - np.frombuffer(among, "<i2")
-        assert np.abs(difference).max() <= 1, "another batch shape may round otherwise in the last bit, no more"
-
-
 def test_a_long_generation_keeps_its_permit_between_segments(serve: Serve) -> None:
     served = serve(depth=1, queue=0)
     served.tick_s = 0.02
@@ -155,10 +143,7 @@ def test_a_long_generation_keeps_its_permit_between_segments(serve: Serve) -> No
 
 def test_a_place_is_free_after_the_last_tick_although_the_client_does_not_read(serve: Serve) -> None:
     served = serve(depth=1, queue=0, send_timeout_s=30.0, send_buffer_bytes=4096)
-    with socket.socket() as stalled:
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(generation(seconds=20, steps=2))
+    with connected(served, generation(seconds=20, steps=2), buffer_bytes=4096) as stalled:
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
         eventually(lambda: served.service.admission.num_pending == 0, timeout_s=60.0)
         assert len(served.service.admission.permits) == 1
@@ -173,10 +158,7 @@ def test_a_place_is_free_after_the_last_tick_although_the_client_does_not_read(s
 def test_results_that_are_sent_whole_are_bounded_by_their_bytes(serve: Serve) -> None:
     served = serve(depth=4, send_timeout_s=30.0, send_buffer_bytes=4096, response_budget_bytes=2**20)
     problem(served.post(seconds=40, stream=False), 422, "response_too_large")
-    with socket.socket() as stalled:
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(generation(seconds=30, steps=2, stream=False))
+    with connected(served, generation(seconds=30, steps=2, stream=False), buffer_bytes=4096) as stalled:
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
         eventually(lambda: served.service.admission.num_pending == 0, timeout_s=60.0)
         refused = served.post(seconds=30, steps=2, stream=False)
@@ -196,19 +178,15 @@ def test_a_disconnect_frees_the_slot(serve: Serve, how: str) -> None:
     for _ in range(3):
         with connected(served, generation(steps=200)) as connection:
             eventually(lambda: loop.stats().slots_active == 1)
-            leave(connection, how)
+            if how == "reset":
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
             eventually(lambda: loop.stats().slots_active == 0)
     eventually(lambda: served.service.admission.num_pending == 0)
     counted = served.metrics()
     assert counted["tickrt_generations_total{outcome=cancelled}"] == 3
     assert counted["tickrt_generations_in_flight"] == 0
     assert counted["tickrt_slots_active"] == 0
-
-
-def leave(connection: socket.socket, how: str) -> None:
-    if how == "reset":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 def test_a_disconnect_while_streaming_frees_the_slot(serve: Serve) -> None:
@@ -220,23 +198,6 @@ def test_a_disconnect_while_streaming_frees_the_slot(serve: Serve) -> None:
     eventually(lambda: served.pipeline.loop.stats().slots_active == 0)
     eventually(lambda: not served.service.admission.permits)
     assert served.metrics()["tickrt_generations_total{outcome=cancelled}"] == 1
-
-
-def test_two_hundred_disconnects_in_the_queue_leave_it_empty(serve: Serve) -> None:
-    served = serve(depth=2, queue=200)
-    served.tick_s = 0.02
-    loop = served.pipeline.loop
-    connections = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(200)]
-    for connection in connections:
-        connection.sendall(generation(steps=200))
-    eventually(lambda: loop.stats().queue_depth == 198)
-    for connection in connections:
-        connection.close()
-    assert served.post().status_code == 200
-    eventually(lambda: loop.stats().queue_depth == 0 and loop.stats().slots_active == 0)
-    counted = served.metrics()
-    assert counted["tickrt_generations_total{outcome=cancelled}"] == 200
-    assert counted["tickrt_queue_depth"] == counted["tickrt_generations_in_flight"] == 0
 
 
 def test_the_wait_for_a_slot_is_bounded(serve: Serve) -> None:
@@ -256,16 +217,12 @@ def test_the_wait_for_a_slot_is_bounded(serve: Serve) -> None:
 def test_a_client_that_does_not_read_is_aborted_and_others_are_unaffected(serve: Serve) -> None:
     served = serve(depth=2, send_timeout_s=2.0, send_buffer_bytes=4096)
     alone = served.post(seed=9, seconds=2, response_format="pcm").content
-    with socket.socket() as stalled:
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(generation(seconds=120))
+    with connected(served, generation(seconds=120), buffer_bytes=4096) as stalled:
         stalled.recv(10)
         while served.service.admission.permits:
             beside = served.post(seed=9, seconds=2, response_format="pcm").content
             difference = np.frombuffer(alone, "<i2").astype(int) - np.frombuffer(beside, "<i2")
             assert np.abs(difference).max() <= 1, "another batch shape may round otherwise in the last bit, no more"
-        stalled.settimeout(TIMEOUT_S)
         is_whole = read_all(stalled).endswith(b"0\r\n\r\n")
         assert not is_whole
     counted = served.metrics()
@@ -277,7 +234,7 @@ def test_a_client_that_does_not_read_is_aborted_and_others_are_unaffected(serve:
 def test_a_slow_reader_gets_the_whole_body(serve: Serve) -> None:
     served = serve(depth=2, send_timeout_s=2.0, send_buffer_bytes=4096)
     expected = served.post(seconds=20, response_format="pcm").content
-    body = json.dumps({"prompt": "a", "seed": 1, "seconds": 20, "response_format": "pcm"}).encode()
+    body = b'{"prompt": "a", "seed": 1, "seconds": 20, "response_format": "pcm"}'
     with connected(served, raw_request(body, headers="connection: close\r\n")) as connection:
         data = b""
         while part := connection.recv(4096):

@@ -29,6 +29,8 @@ def test_the_model_list_has_openais_shape_and_the_models_facts(served: Served) -
     assert (one["takes_text"], one["takes_source"]) == (True, True)
     assert one["defaults"]["steps"] == 4
     assert len(one["engines"]["decoder"]["sha256"]) == 64
+    assert "mid" not in one["response_formats"]
+    assert served.post(model="tiny", steps=1).status_code == 200
 
 
 def test_a_closed_vocabulary_is_listed(built: Built, served: Served) -> None:

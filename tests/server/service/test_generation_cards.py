@@ -88,14 +88,6 @@ def test_any_text_makes_short_headers_that_h11_sends(
             assert json.loads(headers[name]).items() <= json.loads(json.dumps(value)).items()
 
 
-@pytest.mark.parametrize(
-    "options", [{"guidance": [1.5] * 500}, {"prompt": "x" * 3000}, {"notes": [{"pitch": 60, "start_s": 0.5}] * 40}]
-)
-def test_parameters_are_all_of_them_or_where_they_are(options: dict[str, Any]) -> None:
-    assert card(options=options).headers()["X-Parameters"] == f"{GENERATIONS}/{ID}"
-    assert json.loads(card(options={"seed": 1}).headers()["X-Parameters"]) == {"seed": 1}
-
-
 @pytest.mark.parametrize("name", ["unknown", "near", "meanings", "plan"])
 def test_a_text_of_which_nothing_fits_is_the_path(name: str) -> None:
     value = {"unknown": tuple(LONG), "near": LONG, "meanings": (LONG,), "plan": LONG}[name]

@@ -559,9 +559,3 @@ def test_the_key_comes_in_a_header_or_in_a_small_body_and_the_daws_page_may_call
         asked = {"origin": origin, "access-control-request-method": "POST"}
         assert http.options("/release_task", headers=asked).status_code == 200
         assert refusal(http.get("/health", headers={**bearer, "origin": "http://elsewhere"}), 403)
-
-
-def test_other_servers_do_not_answer_where_it_is_switched_off(serve: Serve) -> None:
-    with serve(clients=()).client() as http:
-        assert http.post("/release_task", json=SHORT).status_code == 404
-        assert http.get("/health").json()["code"] == "not_found"

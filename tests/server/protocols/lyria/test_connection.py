@@ -20,7 +20,6 @@ from websockets.exceptions import InvalidStatus
 
 from runtime.live.hosting.inbox import SHARE
 from runtime.live.protocol.messages import Ack, ClientMessage, Reset, SetControls, SetPrompts
-from server.asgi.problems import unavailable
 from server.protocols.lyria import connection as lyria_connection
 from server.protocols.lyria.routes import error_body
 
@@ -71,27 +70,10 @@ def test_while_the_engines_are_opened_it_is_unavailable(served: Served, monkeypa
     assert (status, body["error"]["code"], body["error"]["status"]) == (503, 503, "UNAVAILABLE")
 
 
-def test_a_server_that_does_not_answer_these_clients_has_no_such_path(serve: Serve) -> None:
-    with pytest.raises(InvalidStatus) as error, open_websocket(serve(clients=()), PATH):
-        pass
-    assert error.value.response.status_code == 404
-
-
 @pytest.mark.parametrize(("status", "name"), [(422, "INVALID_ARGUMENT"), (503, "UNAVAILABLE"), (500, "INTERNAL")])
 def test_a_problem_is_googles_error(status: int, name: str) -> None:
     body = error_body({"status": status, "detail": "what", "fix": None})
     assert body == {"error": {"code": status, "message": "what", "status": name}}
-
-
-def test_a_full_replica_refuses_the_handshake_so_that_an_edge_asks_another_one(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> None:
-        raise unavailable("sessions_full", "another one has room")
-
-    monkeypatch.setattr(served.service, "check_room", refuse)
-    status, body = refused(served, PATH)
-    assert (status, body["error"]["status"], body["error"]["message"]) == (503, "UNAVAILABLE", "another one has room")
 
 
 @pytest.fixture(scope="module")

@@ -379,11 +379,6 @@ def test_without_the_sdk_one_sentence_says_what_to_install(serve: Serve, monkeyp
     assert "pip install 'tickrt[mcp]'" in refused(served.send("POST", "/mcp", json=INITIALIZE), 501, "not_available")
 
 
-def test_mcp_can_be_turned_off(serve: Serve) -> None:
-    with serve(clients=()).client() as http:
-        problem(http.post("/mcp", json=INITIALIZE), 404, "not_found")
-
-
 async def test_prompts_and_schemas_are_there(served: Served) -> None:
     async with connected(served.url) as client:
         prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
