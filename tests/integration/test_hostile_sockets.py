@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import math
 import select
@@ -13,7 +12,6 @@ import statistics
 import struct
 import threading
 import time
-import wave
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +45,6 @@ from websockets.sync.client import connect
 from profiling.bench.live.result import stages_of
 from profiling.bench.live.script import Script, run_client
 from profiling.server_process import ServerProcess, server_process
-from runtime.live.storage.sqlite_store import open_sqlite_store
-from runtime.live.storage.store import DOCUMENT, _seal
 from server.process import PING_S
 from server.protocols.osc.packets import build_packet, parse_packet
 from server.protocols.osc.server import open_udp_socket
@@ -512,26 +508,6 @@ def test_a_session_plays_and_a_surface_turns_it_while_others_ask_much(
 
 
 @pytest.mark.slow
-def test_captions_notes_and_curves_of_any_length_are_answered_with_headers_that_can_be_sent(
-    server: ServerProcess,
-) -> None:
-    notes = [{"pitch": 60 + n % 12, "layer": "melody", "start_s": n / 20, "seconds": 0.04} for n in range(40)]
-    bodies: list[dict[str, object]] = [
-        {"prompt": "ukulele claps for a product video about cats"},
-        {"prompt": "a", "notes": notes},
-        {"prompt": "a", "velocity_scale": [1.0 + n / 1e4 for n in range(500)]},
-    ]
-    with LiveNeighbour(server.url) as neighbour, client_at(address_of(server)) as client:
-        for body in bodies:
-            answer = client.post("/v1/audio/generations", json={"seconds": 2, **body})
-            assert answer.status_code == 200, answer.text
-            assert sum(len(name) + len(value) + 4 for name, value in answer.headers.multi_items()) < 2048
-            card = client.get(f"/v1/audio/generations/{answer.headers['x-generation-id']}").json()
-            assert card["options"]["prompt"] == body["prompt"]
-    assert_plays(neighbour)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("notes", [LONG_DELTA, bytes(2**20)], ids=["a-time-of-300000-bytes", "zeros"])
 def test_large_bodies_of_others_do_not_wait_for_one_form(server: ServerProcess, notes: bytes) -> None:
     """Also after its client has left."""
@@ -616,38 +592,6 @@ def test_finished_files_stay_while_another_client_makes_a_thousand(
             list(pool.map(flood, ["127.8.0.1"] * 4))
         assert honest.get(file).status_code == 200
     assert_plays(neighbour)
-
-
-@pytest.mark.slow
-def test_a_source_stays_that_cannot_be_read_for_an_instant(demo_config: Path, tmp_path: Path) -> None:
-    settings = SETTINGS | {"TICKRT_STATE": str(tmp_path)}
-    audio = wav(1.0)
-    with server_process(demo_config, settings) as server, client_at(address_of(server)) as client:
-        source = client.post("/v1/sources", content=audio, headers={"content-type": "audio/wav"}).json()["id"]
-    body = {"prompt": "a", "seconds": 1, "source_id": source}
-    with server_process(demo_config, settings) as server, client_at(address_of(server)) as client:
-        process = psutil.Process(server.pid)
-        with LiveNeighbour(server.url) as neighbour:
-            assert client.get("/health/live").status_code == 200  # its connection is open from now on
-            before = process.rlimit(psutil.RLIMIT_NOFILE)
-            process.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
-            refused = client.post("/v1/audio/generations", json=body)
-            process.rlimit(psutil.RLIMIT_NOFILE, before)
-            assert (refused.status_code, "retry-after" in refused.headers) == (503, True), refused.text
-            assert client.post("/v1/audio/generations", json=body).status_code == 200
-        assert neighbour.underruns == 0
-        assert neighbour.max_gap_s < MAX_GAP_S
-
-
-def wav(seconds: float) -> bytes:
-    """A file of silence."""
-    written = io.BytesIO()
-    with wave.open(written, "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(48_000)
-        file.writeframes(bytes(4 * round(48_000 * seconds)))
-    return written.getvalue()
 
 
 TLS_ATTACKS: dict[str, Callable[[Address], None]] = {
@@ -765,22 +709,6 @@ def changes_ms(url: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_session_plays_on_a_server_whose_store_has_a_malformed_row(demo_config: Path, tmp_path: Path) -> None:
-    settings = SETTINGS | {"TICKRT_STATE": str(tmp_path), "TICKRT_SESSION_KEEP_S": "60"}
-    with server_process(demo_config, settings) as server, connect(websocket_url(server)) as websocket:
-        websocket.send(json.dumps({"type": "open"}))
-        stored = json.loads(websocket.recv(60))["session"]
-    with open_sqlite_store(tmp_path) as store:
-        store._writer.submit(store._backend.write, "0", _seal(DOCUMENT, b"[]"), {}, set()).result()
-    with server_process(demo_config, settings) as server:
-        with LiveNeighbour(server.url) as neighbour:
-            time.sleep(ATTACK_S)
-        assert_plays(neighbour)
-        found = httpx.get(f"{server.url}/v1/sessions").json()["data"]
-    assert stored in [session["id"] for session in found]
-
-
-@pytest.mark.slow
 def test_a_session_plays_while_clients_answer_no_ping_and_leave_no_traceback(
     demo_config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -823,10 +751,6 @@ def silent_client(address: Address) -> socket.socket:
     # Little enough that the server does not wait for room to send, too much for the buffers of the sockets.
     connection.sendall(frame(TEXT, json.dumps({"type": "open", "format": "opus"}).encode()))
     return connection
-
-
-def websocket_url(server: ServerProcess) -> str:
-    return f"{server.url.replace('http', 'ws', 1)}/v1/live"
 
 
 def assert_plays(neighbour: LiveNeighbour, max_gap_s: float = MAX_GAP_S) -> None:

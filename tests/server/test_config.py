@@ -13,8 +13,9 @@ def test_precedence_is_flags_environment_table_default(monkeypatch: pytest.Monke
     table = {"host": "127.0.0.1", "port": 1, "drain_s": 3, "keep_alive_s": 7}
     monkeypatch.setenv("TICKRT_PORT", "2")
     monkeypatch.setenv("TICKRT_DRAIN_S", "4.5")
+    monkeypatch.setenv("TICKRT_REPLICA_URL", "")
     settings = load_settings(table, port=3, host=None)
-    assert (settings.port, settings.drain_s, settings.keep_alive_s) == (3, 4.5, 7)
+    assert (settings.port, settings.drain_s, settings.keep_alive_s, settings.replica_url) == (3, 4.5, 7, "")
     assert settings.json_bytes == 2 * 2**20
     assert settings.upload_bytes == 64 * 2**20
 
@@ -36,6 +37,7 @@ WITH_REDIS = {"replica": "a", "redis": "redis://host"}
         ({"replica_address": "host:8000"}, "need replica, its name"),
         ({"replica": "a"}, "needs redis"),
         ({"admin_key": "  "}, "admin_key"),
+        ({"state": ""}, "is empty; omit it"),
     ],
 )
 @pytest.mark.parametrize("is_variable", [True, False])
@@ -48,12 +50,6 @@ def test_what_is_wrong_is_refused_by_name_in_the_table_and_in_variables(
         table = {}
     with pytest.raises(ConfigError, match=says):
         load_settings(table)
-
-
-def test_a_variable_with_an_empty_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TICKRT_STATE", "")
-    with pytest.raises(ConfigError, match="is empty; omit it"):
-        load_settings({})
 
 
 def test_variables_without_effect_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,11 +129,6 @@ def test_other_origins_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TICKRT_ALLOWED_ORIGINS", text)
     with pytest.raises(ConfigError, match="allowed_origins"):
         load_settings({})
-
-
-def test_an_empty_address_of_a_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TICKRT_REPLICA_URL", "")
-    assert load_settings({}).replica_url == ""
 
 
 def test_edges_are_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

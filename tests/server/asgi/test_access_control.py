@@ -205,7 +205,7 @@ def test_pages_of_other_origins_are_refused(serve: Serve) -> None:
 def test_the_page_and_liveness_need_no_key(method: str, path: str, expected: bool) -> None:
     scope: Scope = {"type": "http", "method": method, "path": path, "headers": []}
     assert is_open(scope) is expected
-    assert not is_open({"type": "websocket", "path": path})
+    assert not is_open({"type": "websocket", "path": "/"})
 
 
 def body_before_the_key(path: str = "/query_result") -> bytes:

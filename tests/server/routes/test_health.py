@@ -189,9 +189,3 @@ def test_a_dead_thread_of_live_sessions_ends_the_process(serve: Serve, monkeypat
         assert error is not None
         assert error.document().code in ("engine_dead", "draining")  # it drains, to end
     assert [message.reason for message in client.of(Closed)] == ["engine"]
-
-
-def test_metrics_are_in_the_text_format(served: Served) -> None:
-    response = served.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=")
-    assert "# TYPE tickrt_generations_total counter" in response.text

@@ -295,20 +295,31 @@ def test_wrong_values_are_warnings_and_change_nothing(
         assert neighbour.messages == [{"setupComplete": {}}]
 
 
+NO_MESSAGE = "Invalid JSON payload received."
+
+
 @pytest.mark.parametrize(
     ("data", "code", "reason"),
     [
-        ("{", 1007, "Invalid JSON payload received. not valid JSON"),
-        (b"\xff\xfe", 1007, "Invalid JSON payload received. not valid JSON"),
-        ("[]", 1007, "Invalid JSON payload received. expected a JSON object"),
-        ("[" * 100_000, 1007, "Invalid JSON payload received. "),
-        ('{"musicGenerationConfig": {"density": NaN}}', 1007, "Invalid JSON payload received. not valid JSON"),
-        ("{}", 1007, "expected exactly one of setup, clientContent, musicGenerationConfig, playbackControl"),
-        ('{"playbackControl": "PLAY", "setup": {"model": "m"}}', 1007, "expected exactly one of"),
-        ('{"playbackControl": "PLAY", "playbackControl": "STOP"}', 1007, "playbackControl: occurs more than once"),
+        ("{", 1007, f"{NO_MESSAGE} not valid JSON"),
+        (b"\xff\xfe", 1007, f"{NO_MESSAGE} not valid JSON"),
+        ("[]", 1007, f"{NO_MESSAGE} expected a JSON object"),
+        ("[" * 100_000, 1007, NO_MESSAGE),
+        ('{"musicGenerationConfig": {"density": NaN}}', 1007, f"{NO_MESSAGE} not valid JSON"),
+        (
+            "{}",
+            1007,
+            f"{NO_MESSAGE} Expected exactly one of setup, clientContent, musicGenerationConfig, playbackControl",
+        ),
+        ('{"playbackControl": "PLAY", "setup": {"model": "m"}}', 1007, f"{NO_MESSAGE} Expected exactly one of"),
+        (
+            '{"playbackControl": "PLAY", "playbackControl": "STOP"}',
+            1007,
+            f"{NO_MESSAGE} the key 'playbackControl' occurs",
+        ),
         ('{"setup": {"model": "again"}}', 1007, "setup is only in the first message."),
-        ('{"setup": {"model": "m", "voice": 1}}', 1007, "Unknown name \"voice\" at 'setup': Cannot find field."),
-        ('{"tempo": 3}', 1007, 'Invalid JSON payload received. Unknown name "tempo": Cannot find field.'),
+        ('{"setup": {"model": "m", "voice": 1}}', 1007, f"{NO_MESSAGE} Unknown name \"voice\" at 'setup': Cannot find"),
+        ('{"tempo": 3}', 1007, f'{NO_MESSAGE} Unknown name "tempo": Cannot find field.'),
         (" " * (2**20 + 1), 1009, "The message is larger than 1048576 bytes."),
     ],
 )

@@ -179,7 +179,7 @@ def test_surfaces_see_each_other_and_other_sessions_by_their_id(served: Served, 
         ("/tickrt/prompt/1/text", [1.0], "text: "),
         ("/tickrt/prompt/2/weight", [1.0], "there are 1 prompts"),
         ("/tickrt/seek", ["a"], "to_s: "),
-        ("/tickrt/play", [1.0, 1.0], "at most 1"),
+        ("/tickrt/play", [1.0, 1.0], "got 2 arguments"),
         ("/tickrt/blend", [7.0], "blend: "),
     ],
 )
