@@ -6,9 +6,7 @@ import asyncio
 import base64
 import io
 import json
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,27 +16,17 @@ import numpy as np
 import pytest
 import soundfile
 from helpers.http_harness import TIMEOUT_S, Served
-from helpers.mcp_client import connected, facts, text_of
+from helpers.mcp_client import connected, environment, facts, over_stdio, stdio, text_of
 from helpers.paths import DEMO, ROOT
-from mcp import StdioServerParameters
 from mcp.client import Client
 
 pytestmark = pytest.mark.clients
 INSPECTOR = ROOT / "build" / "clients" / "node_modules" / ".bin" / "mcp-inspector"
-PROGRAM = "from server.protocols.mcp.cli import main; main()"
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime" / "api")])}
 
 
 def key_of(served: Served) -> str:
     assert served.service.settings.api_key is not None
     return served.service.settings.api_key.get_secret_value()
-
-
-def stdio(folder: Path) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, str(DEMO), "--out", str(folder)]
 
 
 @asynccontextmanager
@@ -47,8 +35,7 @@ async def opened(transport: str, served: Served, folder: Path) -> AsyncIterator[
         async with connected(served.url, headers={"authorization": f"Bearer {key_of(served)}"}) as client:
             yield client
         return
-    program, *arguments = stdio(folder)
-    async with Client(StdioServerParameters(command=program, args=arguments, env=environment())) as client:
+    async with Client(over_stdio(stdio(DEMO, folder))) as client:
         yield client
 
 
@@ -117,7 +104,7 @@ def inspected(target: list[str], *arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_the_inspector_lists_and_calls(demo_server: Served, tmp_path: Path, transport: str) -> None:
     key = ["--transport", "http", "--header", f"Authorization: Bearer {key_of(demo_server)}"]
-    target = [f"{demo_server.url}/mcp", *key] if transport == "http" else stdio(tmp_path)
+    target = [f"{demo_server.url}/mcp", *key] if transport == "http" else stdio(DEMO, tmp_path)
     tools = {tool["name"]: tool for tool in inspected(target, "--method", "tools/list")["tools"]}
     assert {"generate", "cover", "repaint", "live_open"} <= set(tools)
     call = ["--method", "tools/call", "--tool-name", "generate"]

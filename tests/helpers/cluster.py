@@ -7,8 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -49,6 +53,41 @@ def cluster() -> Iterator[RayCluster]:
         cluster = RayCluster(folder)
         yield cluster
         cluster.stop()
+
+
+@dataclass
+class FakeReplica:
+    """An HTTP server that answers all in one way, and what was asked. is_full: 503, but for its health."""
+
+    server: ThreadingHTTPServer
+    lease: Lease
+    asked: list[tuple[str, Message]]
+    is_full: bool = False
+
+
+@contextmanager
+def fake_replica(name: str, status: int = 200, body: bytes = b"", missing_bytes: int = 0) -> Iterator[FakeReplica]:
+    """Answers with its name, or with `body`. missing_bytes: so many more are announced."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.asked.append((self.path, self.headers))
+            content = body or name.encode()
+            self.send_response(503 if made.is_full and self.path != "/health/live" else status)
+            self.send_header("Content-Length", str(len(content) + missing_bytes))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        made = FakeReplica(server, Lease(name, f"127.0.0.1:{server.server_port}", "", "ready", 3, 10, 0.5), [])
+        try:
+            yield made
+        finally:
+            server.shutdown()
 
 
 def command(cluster: RayCluster, *words: object) -> list[str]:

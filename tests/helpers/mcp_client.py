@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 from helpers.http_harness import NO_CERTIFICATES, TIMEOUT_S, Served
+from helpers.paths import ROOT
+from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import AudioContent, CallToolResult, ResourceLink, TextContent
@@ -17,6 +22,22 @@ from mcp.types import AudioContent, CallToolResult, ResourceLink, TextContent
 T = TypeVar("T")
 # Both eras of the protocol: with `initialize` and sessions, and without.
 ERAS = ("legacy", "auto")
+PROGRAM = "from server.protocols.mcp.cli import main; main()"
+
+
+def stdio(deployment: Path, folder: Path) -> list[str]:
+    """The command that serves a deployment over standard input and output, with its files in a folder."""
+    return [sys.executable, "-c", PROGRAM, str(deployment), "--out", str(folder)]
+
+
+def environment() -> dict[str, str]:
+    """Of a process with the checkout's packages."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime" / "api")])}
+
+
+def over_stdio(command: list[str]) -> StdioServerParameters:
+    """What the SDK's client starts a process with."""
+    return StdioServerParameters(command=command[0], args=command[1:], env=environment())
 
 
 @asynccontextmanager

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from helpers.cluster import fake_replica
 from helpers.http_harness import Served, eventually, serving
 from helpers.paths import ROOT
 from helpers.redis_server import redis_server
@@ -87,36 +87,6 @@ def haproxy() -> str:
     return path
 
 
-@dataclass
-class Replica:
-    """An HTTP server that answers everything with its name. is_full: all but health checks with 503."""
-
-    server: ThreadingHTTPServer
-    lease: Lease
-    is_full: bool = False
-
-
-@contextmanager
-def replica(name: str) -> Iterator[Replica]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(503 if found.is_full and self.path != "/health/live" else 200)
-            self.send_header("Content-Length", str(len(name)))
-            self.end_headers()
-            self.wfile.write(name.encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            found = Replica(server, replace(ONE, name=name, address=f"127.0.0.1:{server.server_port}"))
-            yield found
-        finally:
-            server.shutdown()
-
-
 def test_the_configuration_is_valid(haproxy: str, tmp_path: Path) -> None:
     environment = {**os.environ, "EDGE_BIND": "127.0.0.1:8000", "EDGE_SOCKET": str(tmp_path / "edge.sock")}
     done = subprocess.run(
@@ -152,7 +122,7 @@ def started_edge(haproxy: str, folder: Path) -> Iterator[Edge]:
 
 def test_haproxy_sends_work_where_the_leases_say(haproxy: str, tmp_path: Path) -> None:
     with ExitStack() as running:
-        replicas = [running.enter_context(replica(name)) for name in ("one", "two")]
+        replicas = [running.enter_context(fake_replica(name)) for name in ("one", "two")]
         leases = [item.lease for item in replicas]
         edge = running.enter_context(started_edge(haproxy, tmp_path))
         client = running.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{edge.port}"))

@@ -181,14 +181,6 @@ def test_the_memory_of_responses_is_bounded_in_all_and_per_client() -> None:
     assert "Retry-After" in refusal.value.headers
 
 
-def test_without_a_limit_per_client_one_client_gets_all_memory() -> None:
-    admission = Admission(10, client_limit=0, memory_bytes=100)
-    permit = admission.admit("a")
-    permit.reserve(100)
-    permit.release()
-    assert admission.memory.used == 0
-
-
 @pytest.mark.parametrize(
     ("limit", "others", "wanted", "taken"), [(0, 0, 9, 4), (0, 3, 9, 1), (3, 0, 9, 2), (0, 0, 2, 2)]
 )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import starlette.requests
+from helpers.cluster import fake_replica
 from helpers.redis_server import RedisServer
 
 from runtime.base.errors import StoreError
@@ -42,30 +39,6 @@ def test_work_and_room(lease: Lease, takes_work: bool, has_room: bool) -> None:
     assert (lease.takes_work, lease.has_room) == (takes_work, has_room)
 
 
-@contextmanager
-def replica(
-    name: str, status: int, body: bytes = b"", missing_bytes: int = 0
-) -> Iterator[tuple[Lease, list[tuple[str, Message]]]]:
-    """A server that answers everything so, its lease, and the requests that it got. missing_bytes: it ends before."""
-    asked: list[tuple[str, Message]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body) + missing_bytes))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield Lease(name, f"127.0.0.1:{server.server_port}", "", "ready", 0, 1, 0.0), asked
-        server.shutdown()
-
-
 def request(*headers: tuple[bytes, bytes]) -> starlette.requests.Request:
     return starlette.requests.Request(
         {
@@ -83,9 +56,9 @@ GONE = Lease("gone", "127.0.0.1:1", "", "ready", 0, 1, 0.0)
 
 async def test_the_one_that_has_it_answers_also_while_another_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with replica("one", 404) as (one, _), replica("two", 200, b"it") as (two, asked):
-        assert await ask_owner(request(KEY), [one, GONE, two]) == b"it"
-        ((path, headers),) = asked
+    with fake_replica("one", 404) as one, fake_replica("two", 200, b"it") as two:
+        assert await ask_owner(request(KEY), [one.lease, GONE, two.lease]) == b"it"
+        ((path, headers),) = two.asked
     assert path == "/v1/sessions/a%20b"
     assert (headers["x-api-key"], headers[FORWARDED_HEADER], headers["origin"]) == ("secret", "1", None)
 
@@ -97,18 +70,18 @@ async def test_what_is_passed_on_is_not_passed_on_again() -> None:
 
 
 async def test_one_that_does_not_answer_or_fails_is_named() -> None:
-    with replica("one", 404) as (one, _), replica("two", 500) as (two, _), replica("cut", 200, b"{", 9) as (cut, _):
-        assert await ask_owner(request(), [one]) is None
-        for silent in (GONE, two, cut):
+    with fake_replica("one", 404) as first, fake_replica("two", 500) as two, fake_replica("cut", 200, b"{", 9) as cut:
+        assert await ask_owner(request(), [first.lease]) is None
+        for silent in (GONE, two.lease, cut.lease):
             for ask in (ask_owner, ask_all):
                 with pytest.raises(ProblemError, match=f"replica {silent.name}") as error:
-                    await ask(request(), [one, silent])
+                    await ask(request(), [first.lease, silent])
                 assert (error.value.status, error.value.headers["Retry-After"]) == (503, "3")
 
 
 async def test_a_list_has_what_every_replica_has() -> None:
-    with replica("one", 200, b"1") as (one, _), replica("two", 200, b"2") as (two, _):
-        assert await ask_all(request(), [one, two]) == [b"1", b"2"]
+    with fake_replica("one", 200, b"1") as one, fake_replica("two", 200, b"2") as two:
+        assert await ask_all(request(), [one.lease, two.lease]) == [b"1", b"2"]
 
 
 @pytest.fixture

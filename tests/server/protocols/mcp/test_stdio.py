@@ -7,40 +7,49 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers.factories import tiny_deployment
 from helpers.http_harness import TIMEOUT_S
-from helpers.mcp_client import ERAS, facts, link_of, problem_of
-from helpers.paths import ROOT
-from mcp import StdioServerParameters
+from helpers.mcp_client import ERAS, PROGRAM, environment, facts, link_of, over_stdio, problem_of, stdio
 from mcp.client import Client
 
 from runtime.config.deployment import Deployment
 from runtime.requests.request import MAX_STEPS
 
 pytestmark = pytest.mark.shipped
-PROGRAM = "from server.protocols.mcp.cli import main; main()"
+PIPE = subprocess.PIPE
 
 
 @pytest.fixture
 def command(built: Callable[..., Deployment], tmp_path: Path) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, str(built(max_rows=16).path), "--out", str(tmp_path / "my music")]
+    return stdio(built(max_rows=16).path, tmp_path / "my music")
 
 
-def environment() -> dict[str, str]:
-    paths = [str(ROOT), str(ROOT / "runtime" / "api")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+@contextmanager
+def told(command: list[str], *lines: str) -> Iterator[subprocess.Popen[str]]:
+    """The process, to which these lines were written."""
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, env=environment()) as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(lines))
+        process.stdin.flush()
+        yield process
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
 
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.anyio
 async def test_files_are_made_in_the_folder_and_are_sources(command: list[str], tmp_path: Path, era: str) -> None:
-    program, *arguments = command
-    parameters = StdioServerParameters(command=program, args=arguments, env=environment())
-    async with asyncio.timeout(TIMEOUT_S), Client(parameters, mode=era) as client:
+    async with asyncio.timeout(TIMEOUT_S), Client(over_stdio(command), mode=era) as client:
         result = await client.call_tool("generate", {"prompt": "a", "seconds": 1, "seed": 1})
         made = facts(result)
         path = Path(made["path"])
@@ -78,14 +87,8 @@ def line(method: str, number: int | None = None, **params: object) -> str:
 def test_standard_output_has_nothing_but_the_protocol(command: list[str]) -> None:
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     lines = [line("initialize", 1, **about), line("notifications/initialized"), line("tools/list", 2)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("".join(lines))
-        process.stdin.flush()
-        answers = [json.loads(process.stdout.readline()) for _ in range(2)]
+    with told(command, *lines) as process:
+        answers = [answer(process) for _ in range(2)]
         # It ends once standard input does.
         rest, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
@@ -96,14 +99,8 @@ def test_standard_output_has_nothing_but_the_protocol(command: list[str]) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_while_standard_input_is_open(command: list[str], number: int) -> None:
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(line("ping", 1))
-        process.stdin.flush()
-        process.stdout.readline()
+    with told(command, line("ping", 1)) as process:
+        answer(process)
         process.send_signal(number)
         assert process.wait(TIMEOUT_S) == 130
 
@@ -111,13 +108,8 @@ def test_a_signal_ends_it_while_standard_input_is_open(command: list[str], numbe
 @pytest.mark.anyio
 async def test_engines_that_are_missing_are_said_by_the_tools(tmp_path: Path) -> None:
     """The protocol is answered all the same, so that the assistant can tell why."""
-    from helpers.factories import tiny_deployment
-
-    path = tiny_deployment(tmp_path)
-
-    arguments = ["-c", PROGRAM, str(path), "--out", str(tmp_path / "my music")]
-    parameters = StdioServerParameters(command=sys.executable, args=arguments, env=environment())
-    async with asyncio.timeout(TIMEOUT_S), Client(parameters) as client:
+    command = stdio(tiny_deployment(tmp_path), tmp_path / "my music")
+    async with asyncio.timeout(TIMEOUT_S), Client(over_stdio(command)) as client:
         text = problem_of(await client.call_tool("generate", {"prompt": "a"}), "failed")
         assert "Fix: tickrt-build" in text
 
@@ -128,15 +120,8 @@ def test_without_a_folder_for_music_it_says_what_to_give(command: list[str], hom
     variables = {name: value for name, value in environment().items() if name not in ("HOME", "XDG_MUSIC_DIR")}
     no_user = "import pwd; pwd.getpwuid = {}.__getitem__; "
     program = [command[0], "-c", no_user + PROGRAM, command[3]]
-    done = subprocess.run(
-        program,
-        env=variables | ({} if home is None else {"HOME": home}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    done = subprocess.run(program, env=variables | ({} if home is None else {"HOME": home}), check=False, **options)
     words = "no home folder" if home is None else "/proc/none/Music/TickRT cannot be written"
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert words in done.stderr

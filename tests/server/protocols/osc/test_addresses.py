@@ -63,10 +63,6 @@ def test_what_osc_cannot_say_is_a_text() -> None:
     ]
 
 
-def test_a_message_without_types_has_no_arguments() -> None:
-    assert list(parse_packet(b"/tickrt/play\0\0\0\0")) == [("/tickrt/play", [])]
-
-
 def test_the_messages_of_a_bundle_keep_their_order() -> None:
     inner, outer = OscBundleBuilder(IMMEDIATELY), OscBundleBuilder(2_000_000_000)
     for value in (2, 3):
@@ -75,6 +71,7 @@ def test_the_messages_of_a_bundle_keep_their_order() -> None:
         outer.add_content(content)
     assert list(parse_packet(outer.build().dgram)) == [("/a", [1]), ("/b", [2]), ("/b", [3]), ("/c", [4])]
     assert list(parse_packet(OscBundleBuilder(IMMEDIATELY).build().dgram)) == []
+    assert list(parse_packet(b"/tickrt/play\0\0\0\0")) == [("/tickrt/play", [])], "without types, no arguments"
 
 
 @pytest.mark.parametrize(
