@@ -112,21 +112,3 @@ def test_corrupted_requests_cause_no_server_error(serve: Serve) -> None:
         answer = exchange(served, bytes(data), is_all=True)
         assert not answer.startswith(b"HTTP/1.1 5"), (bytes(data), answer[:300])
     assert served.post().status_code == 200
-
-
-@pytest.mark.slow
-def test_a_thousand_disconnects_leak_nothing(serve: Serve) -> None:
-    served, rng = serve(depth=4, queue=8), random.Random(3)
-    process, loop = psutil.Process(), served.pipeline.loop
-    served.tick_s = 0.002
-    for index in range(1000):
-        if index == 300:
-            rss, fds, _ = size(process)
-        disconnect(served, rng)
-        if index % 50 == 0:
-            eventually(lambda: loop.stats().slots_active == 0)
-    eventually(lambda: not served.service.admission.permits)
-    rss_after, fds_after, _ = size(process)
-    assert rss_after - rss < 20 * 2**20
-    assert abs(fds_after - fds) <= 4
-    assert served.post().status_code == 200

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
-from helpers.cluster import needs_programs, short_folder
+from helpers.cluster import short_folder
 from helpers.http_harness import eventually
 
 from runtime.base.errors import ConfigError, TickError
-from runtime.config.deployment import Deployment
-from server.cluster.local_cluster import LocalCluster, free_port, plain_cluster, program
+from server.cluster.local_cluster import LocalCluster, program
 from server.service.lease import Lease
 
 
@@ -80,17 +78,6 @@ def test_a_folder_with_a_long_path_is_refused(folder: Path) -> None:
 def test_a_missing_program_is_named() -> None:
     with pytest.raises(ConfigError, match="no-such-program is not installed"):
         program("no-such-program")
-
-
-@pytest.mark.slow
-@needs_programs("haproxy", "redis-server")
-def test_two_servers_behind_their_edge(built: Callable[..., Deployment], folder: Path) -> None:
-    bind = f"127.0.0.1:{free_port()}"
-    with plain_cluster(built(depth=1, max_rows=16).path, folder, bind) as cluster:
-        assert {lease.name for lease in cluster.leases()} == {"r1", "r2"}
-        assert httpx.get(f"http://{bind}/health/ready").status_code == 200
-        assert httpx.get(f"http://{cluster.leases()[0].address}/health/ready").status_code == 200
-    assert cluster.members() == []
 
 
 def test_replicas_are_ready_once_their_leases_say_so_and_the_edge_sends_them_sessions(

@@ -31,9 +31,9 @@ from server.routes.generations import GenerationResponse
 from server.service.metrics import Metrics, Outcome
 
 
-@pytest.mark.parametrize(("stream", "format_", "is_streamed"), [(True, "wav", True), (True, "latents", False)])
+@pytest.mark.parametrize(("format_", "is_streamed"), [("wav", True), ("latents", False)])
 def test_a_stream_is_ahead_by_what_it_has_not_played(
-    monkeypatch: pytest.MonkeyPatch, stream: bool, format_: str, is_streamed: bool
+    monkeypatch: pytest.MonkeyPatch, format_: str, is_streamed: bool
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr(generation_job.time, "monotonic", lambda: now_s[0])
@@ -44,7 +44,7 @@ def test_a_stream_is_ahead_by_what_it_has_not_played(
     service: Any = SimpleNamespace(metrics=metrics, first_audio_tracker=tracker)
     nothing: Any = None
     pipeline: Any = SimpleNamespace(codec=SimpleNamespace(channels=2))
-    body = GenerationBody(prompt="a", stream=stream, response_format=format_)
+    body = GenerationBody(prompt="a", stream=True, response_format=format_)
     request = CheckedRequest(service, pipeline, body, Upload({}), "", "id", started_s=99.0)
     job = GenerationJob(request, nothing, nothing)
     assert request.is_streamed == is_streamed

@@ -22,6 +22,7 @@ import pytest
 import safetensors.numpy
 import soundfile
 from conftest import Built
+from helpers.acestep_client import wav_file
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
 from helpers.http_harness import GENERATIONS, Serve, Served, connected, eventually, problem, raw_request, serving
@@ -399,12 +400,6 @@ def test_the_windows_of_a_stream_equal_one_decode(served: Served) -> None:
     assert np.abs(pcm - expected).max() <= 1
 
 
-def wav_upload(seconds: float, rate: int = 16000) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, 0.3 * np.sin(np.arange(int(seconds * rate)) * 0.05), rate, format="WAV")
-    return file.getvalue()
-
-
 def multipart(served: Served, source: object, **body: object) -> httpx.Response:
     form = {"request": (None, json.dumps({"prompt": "a", "seed": 1, **body})), "source": source}
     return served.send("POST", GENERATIONS, files=form)
@@ -453,8 +448,8 @@ def array_file(shape: tuple[int, int], value: float) -> bytes:
         ("source", struct.pack("<Q", 2**62) + b"{" + bytes(50), 415, ""),
         ("source", array_file((10, 9), 0.0), 422, "[T, 8]"),
         ("source", array_file((10, 8), np.nan), 422, "finite"),
-        ("timbre", wav_upload(0.1), 422, "has no [timbre]"),
-        ("structure", wav_upload(0.1), 422, "has no [structure]"),
+        ("timbre", wav_file(0.1), 422, "has no [timbre]"),
+        ("structure", wav_file(0.1), 422, "has no [structure]"),
     ],
 )
 def test_a_part_that_is_not_audio_or_not_taken_is_refused(
@@ -543,7 +538,7 @@ def source_id(served: Served, data: bytes) -> str:
 
 @pytest.mark.parametrize("part", ["timbre", "structure"])
 def test_a_reference_is_uploaded_or_named(conditioned: Served, part: str) -> None:
-    audio = wav_upload(1.0)
+    audio = wav_file(1.0)
     plain = form_latents(conditioned, seconds=1.28)
     by_upload = form_latents(conditioned, files={part: audio}, seconds=1.28)
     by_id = form_latents(conditioned, seconds=1.28, **{f"{part}_id": source_id(conditioned, audio)})
@@ -579,11 +574,11 @@ def test_the_codes_of_a_structure_give_what_it_gives(conditioned: Served) -> Non
         ({"structure": b"this is a text"}, {}, 415, "structure: not audio"),
         ({"timbre": b"fLaC" + bytes(64)}, {}, 415, "timbre: not audio"),
         ({"structure": b"fLaC" + bytes(64)}, {}, 415, "structure: not audio"),
-        ({"timbre": wav_upload(0.1)}, {"timbre_id": 64 * "0"}, 422, "timbre_id: the form has a part `timbre`"),
-        ({"structure": wav_upload(0.1)}, {"structure_id": 64 * "0"}, 422, "the form has a part `structure`"),
+        ({"timbre": wav_file(0.1)}, {"timbre_id": 64 * "0"}, 422, "timbre_id: the form has a part `timbre`"),
+        ({"structure": wav_file(0.1)}, {"structure_id": 64 * "0"}, 422, "the form has a part `structure`"),
         ({}, {"timbre_id": 64 * "0"}, 404, "timbre_id: there is no source"),
         ({}, {"structure_id": 64 * "0"}, 404, "structure_id: there is no source"),
-        ({"structure": wav_upload(0.1)}, {"codes": [1]}, 422, "structure: has no effect beside codes"),
+        ({"structure": wav_file(0.1)}, {"codes": [1]}, 422, "structure: has no effect beside codes"),
         ({}, {"codes": [NUM_CODES]}, 422, f"codes: code 0 is {NUM_CODES}, the model has 0 to {NUM_CODES - 1}"),
         ({}, {"codes": "12, 7"}, 422, "codes: expected codes"),
     ],

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -341,30 +340,38 @@ def test_the_first_message_is_the_setup(server: Served, first: dict[str, Any]) -
     assert (code, "setup" in reason) == (1007 if "playbackControl" in first else 1008, True)
 
 
-def deployment_with(tmp_path_factory: pytest.TempPathFactory, table: str) -> Path:
-    """A deployment of a tiny model whose bundle.toml ends with this."""
-    folder = tmp_path_factory.mktemp("tables")
+STEERED = """
+[options]
+bpm = { min = 60, max = 180 }
+guidance = { max = 4 }
+[controls]
+bpm = { option = "bpm" }
+scale = { option = "key" }
+"""
+
+
+@pytest.fixture(scope="module")
+def steered(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model with a tempo and a key, and fewer of them than Lyria's clients may send."""
+    folder = tmp_path_factory.mktemp("steered")
     path = tiny_deployment(folder, conditions=True, max_rows=16, more=FEW_VARIANTS)
     bundle = folder / "tiny" / "bundle.toml"
-    bundle.write_text(f"{bundle.read_text(encoding='utf-8')}\n{table}", encoding="utf-8")
-    return path
+    bundle.write_text(bundle.read_text(encoding="utf-8") + STEERED, encoding="utf-8")
+    with serving(built(path), max_sessions=2, client_sessions=0) as served:
+        yield served
 
 
 def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
-    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    steered: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lyria's clients may send 60 to 200 bpm and a guidance up to 6; a chunk's metadata have what it was made with."""
-    table = '[options]\nbpm = { min = 60, max = 180 }\nguidance = { max = 4 }\n[controls]\nbpm = { option = "bpm" }\n'
-    path = deployment_with(tmp_path_factory, table)
-    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
-        messages = noted(served, monkeypatch)
+    """A chunk's metadata have what it was made with."""
+    messages = noted(steered, monkeypatch)
+    with lyria(steered) as connected:
         connected.send(musicGenerationConfig={"bpm": 200, "guidance": 5, "density": 0.5})
         first, second = (connected.receive_until("warning") for _ in range(2))
         assert first == "guidance is 5, this model takes 0 to 4 ([options.guidance] of its bundle); 4 is played"
-        assert (
-            second
-            == "bpm is 200, this model takes whole numbers from 60 to 180 ([options.bpm] of its bundle); 180 is played"
-        )
+        takes = "this model takes whole numbers from 60 to 180 ([options.bpm] of its bundle)"
+        assert second == f"bpm is 200, {takes}; 180 is played"
         connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
         connected.send(playbackControl="PLAY")
         chunk = connected.receive_until("serverContent")["audioChunks"][0]
@@ -375,12 +382,10 @@ def test_what_the_model_cannot_play_is_the_nearest_and_said_to_be(
 
 
 def test_a_reset_begins_anew_with_the_tempo_and_the_scale_that_were_set_before_it(
-    built: Built, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    steered: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = '[controls]\nbpm = { option = "bpm" }\nscale = { option = "key" }\n'
-    path = deployment_with(tmp_path_factory, table)
-    with serving(built(path), max_sessions=2, client_sessions=0) as served, lyria(served) as connected:
-        messages = noted(served, monkeypatch)
+    messages = noted(steered, monkeypatch)
+    with lyria(steered) as connected:
         connected.send(musicGenerationConfig={"bpm": 120, "scale": "C_MAJOR_A_MINOR"})
         connected.send(clientContent={"weightedPrompts": [{"text": "calm", "weight": 1}]})
         connected.send(playbackControl="PLAY")
@@ -393,12 +398,9 @@ def test_a_reset_begins_anew_with_the_tempo_and_the_scale_that_were_set_before_i
         connected.audio(1.0)
         assert connected.metadata["musicGenerationConfig"] == changed
     steering = [message for message in messages if isinstance(message, SetControls | Reset)]
-    assert [message.type for message in steering] == ["set", "set", "reset"]
-    tempos = [
-        (message.values["bpm"], message.values["key"]) for message in steering if isinstance(message, SetControls)
-    ]
-    assert tempos == [(120, "C major"), (90, "Db major")]
-    assert [message.at for message in steering if isinstance(message, SetControls)] == [None, None]
+    assert types(steering) == ["set", "set", "reset"]
+    found = [(each.values["bpm"], each.values["key"], each.at) for each in steering if isinstance(each, SetControls)]
+    assert found == [(120, "C major", None), (90, "Db major", None)]
 
 
 def test_warnings_without_an_end_close_the_connection(client: LyriaClient) -> None:
