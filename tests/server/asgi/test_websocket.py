@@ -373,9 +373,11 @@ async def _num_tasks() -> int:
 def test_a_client_that_answers_pings_stays_and_one_that_does_not_is_left(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.process.PING_S", 0.2)
+    monkeypatch.setattr("server.process.PING_S", 0.6)
     server = with_endpoints(serve())
     with raw_websocket(server) as silent, open_websocket(server, ECHO) as answering:
         assert close_code(read_all(silent)) == 1011
+        with pytest.raises(TimeoutError):
+            answering.recv(1.5)
         answering.send("still here")
         assert answering.recv(TIMEOUT_S) == "still here"

@@ -123,6 +123,23 @@ async def test_a_cancelled_caller_leaves_work_time_to_end_what_it_has_begun() ->
             await asyncio.sleep(0.001)
 
 
+async def test_what_is_left_ends_with_the_server() -> None:
+    ended, running = list[str](), ToolTasks()
+
+    async def begin() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("all")
+
+    call = asyncio.create_task(running.run(begin(), ToolProgress(), _ignored))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await running.close()
+    await asyncio.wait([call])
+    assert ended == ["all"]
+
+
 def recorded(served: Served, found: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
     samples, rate_hz = soundfile.read(io.BytesIO(served.get(found["url"]).content), always_2d=True)
     assert rate_hz == 8000
