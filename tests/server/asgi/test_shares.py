@@ -121,7 +121,14 @@ async def test_a_client_that_leaves_costs_nothing_and_holds_up_no_other() -> Non
 async def test_a_client_that_leaves_as_its_turn_comes_gives_it_back() -> None:
     turns = Turns("works", 1.0)
     for steps in range(6):
+        may_end = threading.Event()
+        held = asyncio.create_task(turns.run("c", may_end.wait, 60))
+        await asyncio.sleep(0)
         leaving = asyncio.create_task(turns.run("a", lambda: 1))
+        await asyncio.sleep(0)
+        may_end.set()
+        while not held.done():
+            await asyncio.sleep(0)
         for _ in range(steps):
             await asyncio.sleep(0)
         leaving.cancel()

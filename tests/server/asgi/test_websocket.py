@@ -293,6 +293,7 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(server: Served, p
         # Not many more than the limit: what a server has not read when it closes resets the connection.
         (1050 * frame(PING), 1008),
         (1050 * frame(PONG), 1008),
+        (1050 * frame(PING) + frame(2, b"not taken"), 1008),
         (FIRST + 1050 * frame(CONTINUATION, is_last=False), 1008),
         (FIRST + 1050 * frame(CONTINUATION, b"ab", is_last=False), 1008),
         (1050 * (FIRST + frame(CONTINUATION, b"a")), 1008),

@@ -412,6 +412,7 @@ def test_what_needs_another_model_is_refused(client: AceStepClient, path: str) -
         ({"json": {"param_obj": "[]"}}, 422, "param_obj: expected a JSON object"),
         ({"json": {"lyrics": {}}}, 422, "lyrics: expected a text"),
         ({"json": {"bpm": True}}, 422, "bpm: expected"),
+        ({"json": {"bpm": {}}}, 422, "bpm: expected a text"),
         ({"json": {"shift": "1e999"}}, 422, "shift: expected a number"),
         ({"json": {"thinking": 2}}, 422, "thinking: expected true or false"),
         ({"json": {"inference_steps": "many"}}, 422, "inference_steps: expected a number"),
