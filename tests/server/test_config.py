@@ -37,7 +37,6 @@ WITH_REDIS = {"replica": "a", "redis": "redis://host"}
         ({"replica_address": "host:8000"}, "need replica, its name"),
         ({"replica": "a"}, "needs redis"),
         ({"admin_key": "  "}, "admin_key"),
-        ({"state": ""}, "is empty; omit it"),
     ],
 )
 @pytest.mark.parametrize("is_variable", [True, False])
@@ -50,6 +49,12 @@ def test_what_is_wrong_is_refused_by_name_in_the_table_and_in_variables(
         table = {}
     with pytest.raises(ConfigError, match=says):
         load_settings(table)
+
+
+def test_a_variable_with_an_empty_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKRT_STATE", "")
+    with pytest.raises(ConfigError, match="is empty; omit it"):
+        load_settings({})
 
 
 def test_variables_without_effect_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -418,7 +418,7 @@ NOTES = [{"pitch": 40, "start_s": 0.4, "seconds": 0.4}]
         ({"response_format": "latents", "sample_rate_hz": 8_000}, 422, "/sample_rate_hz", ""),
         ({"response_format": "wav", "bit_rate_kbps": 128}, 422, "/bit_rate_kbps", ""),
         ({"notes": NOTES}, 422, "/notes", "no_notes"),
-        ({"response_format": "mid"}, 422, "/response_format", "no [notes]"),
+        ({"response_format": "mid"}, 422, "", "no [notes]"),
         ({"stems": "flac"}, 422, "/stems", "no [stems]"),
         ({"quantize": True}, 422, "/quantize", ""),
     ],
@@ -428,7 +428,7 @@ def test_what_the_model_or_a_format_does_not_have_is_refused(
     served: Served, body: dict[str, Any], status: int, pointer: str, words: str
 ) -> None:
     document = problem(served.post(**body), status)
-    assert document["errors"][0]["pointer"] == pointer
+    assert [error["pointer"] for error in document.get("errors", [])] == [pointer] * bool(pointer)
     assert words in str(document)
 
 
