@@ -35,7 +35,7 @@ from runtime.base.errors import RequestError
 from runtime.config.deployment import Deployment
 from server.asgi.connection import abort_of
 from server.asgi.problems import ProblemError
-from server.asgi.websocket import choose_subprotocol
+from server.asgi.websocket import WebSocketProtocol, choose_subprotocol
 
 ECHO = "/test/echo"
 DISCONNECTS: list[int] = []
@@ -293,7 +293,6 @@ def test_a_flood_with_the_handshake_leaves_no_error_in_the_log(server: Served, p
         # Not many more than the limit: what a server has not read when it closes resets the connection.
         (1050 * frame(PING), 1008),
         (1050 * frame(PONG), 1008),
-        (1050 * frame(PING) + frame(2, b"not taken"), 1008),
         (FIRST + 1050 * frame(CONTINUATION, is_last=False), 1008),
         (FIRST + 1050 * frame(CONTINUATION, b"ab", is_last=False), 1008),
         (1050 * (FIRST + frame(CONTINUATION, b"a")), 1008),
@@ -371,14 +370,20 @@ async def _num_tasks() -> int:
     return len(asyncio.all_tasks())
 
 
-def test_a_client_that_answers_pings_stays_and_one_that_does_not_is_left(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.process.PING_S", 0.6)
-    server = with_endpoints(serve())
-    with raw_websocket(server) as silent, open_websocket(server, ECHO) as answering:
-        assert close_code(read_all(silent)) == 1011
-        with pytest.raises(TimeoutError):
-            answering.recv(1.5)
-        answering.send("still here")
-        assert answering.recv(TIMEOUT_S) == "still here"
+@pytest.mark.parametrize("kind", ["ping", "pong", "cont", "text", "bytes"])
+def test_a_frame_is_handled_where_it_is_taken(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pong that is not handled would end the connection as one of a client that does not answer."""
+    handled: list[str] = []
+    taken = [False]
+    for base in WebSocketProtocol.__mro__[1:]:
+        if f"handle_{kind}" in vars(base):
+            monkeypatch.setattr(base, f"handle_{kind}", lambda protocol, *frame: handled.append(kind))
+    for name in ("_takes", "_takes_control"):
+        monkeypatch.setattr(WebSocketProtocol, name, lambda protocol, *frame: taken[0])
+    protocol = WebSocketProtocol.__new__(WebSocketProtocol)
+    event = () if kind == "ping" else (None,)
+    getattr(protocol, f"handle_{kind}")(*event)
+    assert handled == []
+    taken[0] = True
+    getattr(protocol, f"handle_{kind}")(*event)
+    assert handled == [kind]
