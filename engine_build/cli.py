@@ -26,7 +26,7 @@ from runtime.commands.command_line import CommandLine, Config, DefaultCommandGro
 from runtime.commands.progress import waiting
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE
-from runtime.config.deployment import Deployment, Target, load_deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment, Target, load_deployment
 
 THREADS_HELP = BuildConfig.model_fields["threads"].description
 INTERRUPTED = "interrupted; finished engines are kept, the unfinished one is removed"
@@ -168,10 +168,10 @@ def main() -> None:
 def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int | None) -> None:
     """The table of decisions; for GPU targets also shape ranges, options, and what is missing here."""
     console = Terminal()
-    is_cpu = target == "cpu"
+    is_on_host = target in HOST_TARGETS
     options = for_target(read_options(deployment, threads), deployment, target)
-    environment = build_environment(target, options) if is_cpu else probe_environment(target, options)
-    if not is_cpu and not (deployment.bundle / BUNDLE_FILE).is_file():
+    environment = build_environment(target, options) if is_on_host else probe_environment(target, options)
+    if not is_on_host and not (deployment.bundle / BUNDLE_FILE).is_file():
         engines = dry_run.ranges_without_bundle(deployment, options)
         try:
             request_of(deployment)
@@ -184,7 +184,7 @@ def _dry_run(deployment: Deployment, target: Target, force: bool, threads: int |
     for doubt in check_graphs(decisions):
         print_line(doubt, console)
     dry_run.print_memory(console, target, expected_memory(decisions, target, options, deployment.runtime))
-    if not is_cpu:
+    if not is_on_host:
         dry_run.print_details(console, target, dry_run.engine_ranges(decisions), options, environment)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from runtime.base.errors import ConfigError, EngineError
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.config.explain import TABLE, VALUE, TomlTable
 from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
@@ -117,8 +117,8 @@ class BuildConfig(BaseModel):
     A value per kind of engine is a table, such as `precision = { decoder = "bf16", codec = "fp16" }`: decoder (with
     rows and step graphs), codec, encoders (text, lyrics, timbre, structure) and planner (with its sampler).
 
-    `optimization` is ONNX Runtime's; from `optimization_level` on, options are TensorRT's, of which TensorRT-RTX has
-    optimization_level, workspace_mib, verbosity and capabilities.
+    `optimization` is ONNX Runtime's, openvino_device OpenVINO's; from `optimization_level` on, options are TensorRT's,
+    of which TensorRT-RTX has optimization_level, workspace_mib, verbosity and capabilities.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -141,9 +141,9 @@ class BuildConfig(BaseModel):
         description="On the GPU targets, of all kinds of engines but the codec, or a table. The codec is in fp32 "
         "beside a decoder in fp32, else by default in fp16, or in tf32 where fp16 would be heard as noise. fp8 and "
         "int8 are for decoders: what is not in 8 bits is then in bf16, on the target cpu in float32, which knows int8 "
-        "alone. fp16 keeps what may be beyond its range in float32. auto: fp16 on GeForce and RTX cards, bf16 on those "
-        "of data centres; on the target cpu int8 if the processor has VNNI or AMX and no adapters are merged into the "
-        "weights, else fp32.",
+        "alone; all is in fp32 on openvino. fp16 keeps what may be beyond its range in float32. auto: fp16 on GeForce "
+        "and RTX cards, bf16 on those of data centres; on the target cpu int8 if the processor has VNNI or AMX and no "
+        "adapters are merged into the weights, else fp32.",
     )
     step_variants: tuple[str, ...] = Field(
         default=STEP_VARIANTS, description="The sets of step features that have a graph of their own."
@@ -154,6 +154,9 @@ class BuildConfig(BaseModel):
         description="Graph optimization level. On the CPU basic also leaves attention and rotary embedding as they "
         "are; extended is valid on every machine of one architecture; all adds layouts of the processor it runs on, "
         "which the manifest names.",
+    )
+    openvino_device: str = Field(
+        default="CPU", min_length=1, description='Of the target openvino: "CPU", or an Intel "GPU" or "NPU".'
     )
 
     optimization_level: Levels = Field(
@@ -239,9 +242,11 @@ class BuildConfig(BaseModel):
 
     def _check_eight_bits(self, target: str) -> None:
         precision = self.of("decoder").precision
-        if target == "cuda" and precision in EIGHT_BITS:
+        if target in ("cuda", "openvino") and precision in EIGHT_BITS:
             fix = 'precision = "bf16", "fp16" or "fp32" in [build], or --target tensorrt'
-            raise ConfigError(f'precision = "{precision}" is not for the target cuda', fix=fix)
+            if target == "openvino":
+                fix = 'precision = "fp32" in [build], or --target cpu'
+            raise ConfigError(f'precision = "{precision}" is not for the target {target}', fix=fix)
         if precision != "fp8":
             return
         names = ", ".join(f'"{name}"' for name in FP8_CAPABILITIES)
@@ -285,6 +290,8 @@ def choose_precision(
     """
     if target == "tensorrt-rtx":
         return PrecisionChoice("fp16", "most RTX cards are GeForce cards, which are faster in it")
+    if target == "openvino":
+        return PrecisionChoice("fp32", "engines of OpenVINO are in float32")
     if target != "cpu":
         return _precision_of(_card_here(target) if card is None else card)
     if deployment.merged_adapters:
@@ -320,7 +327,7 @@ def for_target(
         chosen = choose_precision(deployment, target, card=card).precision
         precisions[kind] = "fp32" if chosen in EIGHT_BITS and kind != "decoder" else chosen
     if has_automatic_codec(options):
-        is_full = target == "cpu" or precisions["decoder"] in ("fp32", "tf32")
+        is_full = target in HOST_TARGETS or precisions["decoder"] in ("fp32", "tf32")
         precisions["codec"] = "fp32" if is_full else CODEC_PRECISION
     if options.is_default("optimization_level", "codec") and _may_run_on(CODEC_LEVEL_FROM, options, target, card):
         levels["codec"] = CODEC_LEVEL

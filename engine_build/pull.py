@@ -19,7 +19,7 @@ from runtime.base.errors import ConfigError, TickError, did_you_mean
 from runtime.commands.command_line import CommandLine, Version, need_packages
 from runtime.commands.terminal import Terminal, exit_on_error, print_line, shown_path
 from runtime.config.bundle import BUNDLE_FILE, load_bundle
-from runtime.config.deployment import Target
+from runtime.config.deployment import HOST_TARGETS, Target
 
 if TYPE_CHECKING:
     from engine_build.export.hub import Selection
@@ -124,7 +124,7 @@ def cost_lines(chosen: Selection, out: Path, target: Target, *, is_exported: boo
     """What a pull takes in disk, memory and minutes, at most, as sentences."""
     gb, missing_gb = chosen.size_bytes / 1e9, chosen.missing_bytes / 1e9
     bundle_gb = GROWTH * gb
-    engines_gb = bundle_gb if target == "cpu" else gb
+    engines_gb = bundle_gb if target in HOST_TARGETS else gb
     place = next(path for path in (out.absolute(), *out.absolute().parents) if path.is_dir())
     free_gb = shutil.disk_usage(place).free / 1e9
     new_gb = 0.0 if is_exported else missing_gb + bundle_gb

@@ -28,7 +28,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from simulator.fixture import Machine
 
 from engine_build.compile.builder import build_deployment
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment, load_deployment
 from runtime.devices.machine import open_device
 from runtime.engines.loading import open_engines
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
@@ -159,7 +159,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
     def shared(key: str, backend: Backend, changes: dict[str, Any]) -> Deployment:
         def make(folder: Path) -> None:
-            at(tiny_deployment(folder, **{**(FEW if backend.target == "cpu" else FOR_A_GPU), **changes}), backend)
+            at(
+                tiny_deployment(folder, **{**(FEW if backend.target in HOST_TARGETS else FOR_A_GPU), **changes}),
+                backend,
+            )
 
         folder = made_once(tmp_path_factory, f"built-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
         return load_deployment(folder / "tiny.toml").model_copy(update={"target": backend.target})

@@ -113,7 +113,11 @@ HEAVY = {
         "profiling/bench/peers/",
     },
     "huggingface_hub": {"engine_build/export/hub.py"},
-    "openvino": {"profiling/bench/peers/openvino_decoder.py"},
+    "openvino": {
+        "runtime/engines/openvino.py",
+        "engine_build/compile/openvino_compiler.py",
+        "profiling/bench/peers/openvino_decoder.py",
+    },
     "matplotlib": {"profiling/output.py", "configs/demo/recipe/"},
     "mido": {"runtime/music/midi_file.py", "configs/demo/recipe/"},
     "tokenizers": {

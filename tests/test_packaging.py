@@ -34,7 +34,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    engines, more = {"cpu", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "mcp", "midi", "redis", "scale"}
+    engines, more = {"cpu", "openvino", "cuda", "tensorrt", "tensorrt-rtx"}, {"osc", "mcp", "midi", "redis", "scale"}
     assert set(EXTRAS) == engines | more | {
         "export",
         "recipe",
@@ -58,7 +58,7 @@ def test_the_top_level_is_the_packages_and_what_a_repository_needs() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("extra", ["cpu", "cuda", "tensorrt", "tensorrt-rtx", "export"])
+@pytest.mark.parametrize("extra", ["cpu", "openvino", "cuda", "tensorrt", "tensorrt-rtx", "export"])
 def test_an_environment_has_one_onnxruntime(extra: str) -> None:
     assert len(names(EXTRAS[extra]) & {"onnxruntime", "onnxruntime-gpu"}) == 1
     assert not names(PROJECT["dependencies"]) & {"onnxruntime", "onnxruntime-gpu"}

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import onnx
 from onnx import helper
 
+from engine_build.compile.backends import in_backend
 from engine_build.compile.engine_folder import locked, partial_folder, publish_engine, remove_unwanted
 from engine_build.compile.environment import BuildEnvironment, build_environment
 from engine_build.compile.graph_checks import check_rows, check_stems
@@ -27,7 +28,7 @@ from engine_build.compile.rebuild_check import (
     check_rebuilds,
     made_quiet,
 )
-from engine_build.compile.targets import COMPILERS, BuildTask, Facts, engine_error, measure_engine
+from engine_build.compile.targets import COMPILERS, BuildTask, Facts, compiler_of, engine_error, measure_engine
 from engine_build.compile.worker import BuildLog, CrashError, Worker
 from engine_build.config import EIGHT_BITS, EIGHT_BITS_BASE, QUIET_PRECISION
 from engine_build.graphs.graph_file import Graph, decoder_graph, read_graph
@@ -194,16 +195,8 @@ class Build:
             graph = stack.enter_context(graph_in_precision(decision, self.folder, log, quantization))
             engine = partial / f"{name}{compiler.suffix}"
             task = BuildTask(decision, graph, engine, self.request, self.environment, self.worker, log, quantization)
-            manifest = _manifest(task, {**compiler.compile(task), **noise})
-            # The runtime opens an engine only with a manifest beside it, also to measure it.
-            write_manifest(manifest_path(partial, name), manifest)
-            error, facts = measure_engine(task)
-            build_s = round(time.monotonic() - started, 3)
-            manifest = manifest.model_copy(
-                update={"error": error, "build_s": build_s, "facts": {**manifest.facts, **facts}}
-            )
-            write_manifest(manifest_path(partial, name), manifest)
-            publish_engine(partial, self.folder, manifest)
+            manifest, folder = in_backend(task, lambda chosen: _compiled(chosen, noise, started))
+            publish_engine(folder, self.folder, manifest)
         return manifest
 
     def measure_built(self, decision: RebuildDecision, manifest: Manifest) -> EngineMeasurement:
@@ -260,6 +253,18 @@ class Build:
 
         with contextlib.suppress(OSError, StoreUnavailableError):  # a server tries it itself
             keep_trial(self.folder, engine.name, trial_of(engine, self.environment.card, crash))
+
+
+def _compiled(task: BuildTask, noise: Facts, started: float) -> Manifest:
+    """Compile an engine, and measure it: the runtime opens one only with a manifest beside it."""
+    path = manifest_path(task.engine.parent, task.decision.spec.name)
+    manifest = _manifest(task, {**compiler_of(task).compile(task), **noise})
+    write_manifest(path, manifest)
+    error, facts = measure_engine(task)
+    build_s = round(time.monotonic() - started, 3)
+    manifest = manifest.model_copy(update={"error": error, "build_s": build_s, "facts": {**manifest.facts, **facts}})
+    write_manifest(path, manifest)
+    return manifest
 
 
 def _inaudible(

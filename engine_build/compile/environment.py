@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_build.config import RTX_CAPABILITIES, BuildConfig
 from engine_build.graphs.reference_session import onnxruntime
-from runtime.base.errors import BuildError, TickError
+from runtime.base.errors import BuildError, EngineError, TickError
 from runtime.config.deployment import PLAN_TARGETS, Target
 from runtime.devices.machine import CPU_INFO, cpu_flags, driver_release, gpu_machine, machine
 from runtime.engines.loading import tool_versions
@@ -56,6 +56,10 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
             need_int8_products()
         device = here if is_int8 or options.optimization == "all" else {"arch": here["arch"]}
         return BuildEnvironment(tool_versions(target), device, here["cpu"])
+    if target == "openvino":
+        onnxruntime()
+        need_openvino(options.openvino_device)
+        return BuildEnvironment(tool_versions(target), {"arch": machine()["arch"]}, machine()["cpu"])
     if target == "tensorrt-rtx":
         need_tensorrt_rtx()
         return _anywhere(options)
@@ -81,6 +85,18 @@ def need_int8_products(cpu_info: Path = CPU_INFO) -> None:
             f"this processor has no 8-bit products (none of {', '.join(sorted(INT8_FLAGS))})",
             fix='precision = "fp32" in [build]',
         )
+
+
+def need_openvino(device: str) -> None:
+    """Raises BuildError where OpenVINO is not installed, or has no such device here."""
+    if importlib.util.find_spec("openvino") is None:
+        raise BuildError("target openvino needs OpenVINO, which is not installed", fix="pip install 'tickrt[openvino]'")
+    from runtime.engines.openvino import need_device
+
+    try:
+        need_device(device)
+    except EngineError as error:
+        raise BuildError(error.what, fix=error.fix) from error
 
 
 def need_tensorrt() -> None:

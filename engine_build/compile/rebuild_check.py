@@ -29,11 +29,12 @@ from engine_build.specs.engine_spec import IN_PLACE, WORDS, EngineSpec, input_sh
 from engine_build.specs.engine_specs import engine_specs
 from runtime.base.errors import BuildError, EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.base.files import own_entries
-from runtime.config.deployment import PLAN_TARGETS, Deployment, Target
+from runtime.config.deployment import HOST_TARGETS, MERGING_TARGETS, PLAN_TARGETS, Deployment, Target
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import MERGED, describe_merged
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
+    OPENVINO_DEVICE,
     Identity,
     Manifest,
     manifest_path,
@@ -227,7 +228,7 @@ def preparation_shapes(spec: EngineSpec) -> list[dict[str, tuple[int, ...]]]:
 
 def _merged(deployment: Deployment, target: Target) -> dict[str, Any]:
     """The build option of decoders whose weights have adapters in them; empty where they are merged when opened."""
-    if target != "tensorrt-rtx" or not deployment.merged_adapters:
+    if target not in MERGING_TARGETS or not deployment.merged_adapters:
         return {}
     return {MERGED: describe_merged(read_catalog(deployment).find(deployment.merged_adapters))}
 
@@ -251,7 +252,7 @@ def identity(
 def engine_precision(spec: EngineSpec, target: Target, options: BuildConfig) -> str:
     """The precision of a spec's engine. EXACT_KINDS, and on the CPU all but a decoder in int8, are float32."""
     precision = options.of(spec.name).precision
-    if target == "cpu":
+    if target in HOST_TARGETS:
         return "int8" if precision == "int8" and spec.kind == "decoder" else "fp32"
     assert isinstance(precision, str)
     return "fp32" if spec.kind in EXACT_KINDS else precision
@@ -270,8 +271,10 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
     chosen = {"optimization": options.optimization, "inline_limit_bytes": INLINE_LIMIT_BYTES}
     if precision == "int8":
         chosen |= recipe
-    if target == "cpu" and options.optimization != "basic":
+    if target in HOST_TARGETS and options.optimization != "basic":
         chosen["rewrite"] = CPU_GRAPH_VERSION
+    if target == "openvino":
+        chosen[OPENVINO_DEVICE] = options.openvino_device
     if target == "cuda":
         chosen |= {**recipe, **tf32}
     return {**tolerance, **chosen}

@@ -24,7 +24,11 @@ from engine_build.precision.quantization import Quantization
 from engine_build.request import BuildRequest
 from engine_build.specs.engine_spec import sizes_at
 from runtime.base.errors import BuildError
+from runtime.config.deployment import HOST_TARGETS
+from runtime.devices.device import HostDevice
 from runtime.devices.machine import num_cores, num_physical_cores
+from runtime.engines.loading import open_engine
+from runtime.engines.manifest import OPENVINO_SUFFIX
 
 # Running a large graph on the CPU for comparison takes minutes: only one shape of each length is compared.
 LARGE_GRAPH_SAMPLES = 2
@@ -83,7 +87,7 @@ def engine_error(task: BuildTask) -> tuple[dict[str, float], Facts]:
     if task.environment.cannot_run:
         return {}, {}
     try:
-        return COMPILERS[task.decision.wanted.target].measure(task)
+        return compiler_of(task).measure(task)
     except onnxruntime_errors() as cause:
         raise BuildError(
             f"{task.decision.spec.graph.label} fails to run at a shape of the deployment's ranges: {run_reason(cause)}",
@@ -122,6 +126,28 @@ def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
     error, facts = _measure_session(task, engine)
     counts = num_physical_cores(), num_cores()
     return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec, counts)}
+
+
+def _compile_openvino(task: BuildTask) -> Facts:
+    from engine_build.compile.openvino_compiler import compile_openvino
+
+    with _graph_file(task.graph, task.engine) as source:
+        compile_openvino(source, task.engine, task.decision.spec.graph.label)
+    return {}
+
+
+def _measure_openvino(task: BuildTask) -> tuple[dict[str, float], Facts]:
+    """The engine is opened as the runtime does it."""
+    from engine_build.compile.verify import sample_inputs, verify_outputs
+
+    spec, folder = task.decision.spec, task.engine.parent
+    engine = open_engine(folder, spec.name, HostDevice(), threads=task.options.threads)
+    try:
+        outputs = (engine.run(inputs) for inputs in sample_inputs(spec))
+        error = verify_outputs(spec, graph_session(spec.graph, task.options), outputs, task.tolerance)
+    finally:
+        engine.close()
+    return error, thread_facts(folder, spec, (num_physical_cores(), num_cores()))
 
 
 def _compile_cuda(task: BuildTask) -> Facts:
@@ -175,7 +201,7 @@ def _timing_cache(task: BuildTask) -> Path | None:
 
 @contextlib.contextmanager
 def _graph_file(graph: Graph, beside: Path) -> Iterator[Path]:
-    """TensorRT reads files: a graph that exists in memory only is written to one for the time of the build."""
+    """TensorRT and OpenVINO read files: a graph in memory is written to one for the time of the build."""
     if isinstance(graph.source, Path):
         yield graph.source
         return
@@ -219,7 +245,16 @@ def _measure_tensorrt(task: BuildTask) -> tuple[dict[str, float], Facts]:
 
 COMPILERS: Mapping[str, Compiler] = {
     "cpu": Compiler(".onnx", _compile_cpu, _measure_cpu),
+    "openvino": Compiler(".xml", _compile_openvino, _measure_openvino),
     "cuda": Compiler(".onnx", _compile_cuda, _measure_cuda),
     "tensorrt": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
     "tensorrt-rtx": Compiler(".plan", _compile_tensorrt, _measure_tensorrt),
 }
+
+
+def compiler_of(task: BuildTask) -> Compiler:
+    """That of the target; on the CPU of the engine's file, which either of two writes."""
+    target = task.decision.wanted.target
+    if target in HOST_TARGETS:
+        target = "openvino" if task.engine.suffix == OPENVINO_SUFFIX else "cpu"
+    return COMPILERS[target]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.config.deployment import Target
+from runtime.config.deployment import HOST_TARGETS, Target
 
 DECODER: Final = "decoder.onnx"
 DECODE: Final = "codec_decode.onnx"
@@ -118,7 +118,7 @@ class FamilyFacts:
     def deployment_text(self, bundle: Path, path: Path, target: Target = "cpu") -> str:
         """A deployment file at `path`, small, so that it runs where it was exported; on GPUs in bf16."""
         relative = Path(os.path.relpath(bundle, path.parent)).as_posix()
-        precision = {} if target == "cpu" else {"precision": "bf16"}
+        precision = {} if target in HOST_TARGETS else {"precision": "bf16"}
         variants = {"step_variants": list(self.step_variants())} if self.step_variants() else {}
         parts = [
             table_text("deployment", {"bundle": relative, "target": target}),

@@ -19,7 +19,7 @@ from engine_build.config import BuildConfig
 from engine_build.graphs.reference_session import model_of
 from engine_build.precision.recipe import has_low_caches
 from engine_build.specs.engine_spec import EngineSpec, input_shapes
-from runtime.config.deployment import PLAN_TARGETS, RuntimeConfig, Target
+from runtime.config.deployment import HOST_TARGETS, PLAN_TARGETS, RuntimeConfig, Target
 from runtime.engines.graph_bodies import reads
 from runtime.engines.value_shapes import Values, value_shapes
 
@@ -48,7 +48,7 @@ class MemoryPart:
 def expected_memory(
     decisions: Sequence[RebuildDecision], target: Target, options: BuildConfig, runtime: RuntimeConfig
 ) -> list[MemoryPart]:
-    """The parts of one target, without those that take nothing. On the target cpu it is memory of the process."""
+    """The parts of one target, without those that take nothing. On the CPU it is memory of the process."""
     precisions = {item.spec.name: engine_precision(item.spec, target, options) for item in decisions}
     specs = [decision.spec for decision in decisions]
     caches = [(spec, cache_bytes(spec, target, precisions[spec.name])) for spec in specs]
@@ -59,7 +59,7 @@ def expected_memory(
         MemoryPart("tensors", tensors, "inputs and outputs at the largest shapes"),
         MemoryPart("caches", sum(size for _, size in caches), _caches_text(caches)),
     ]
-    if target != "cpu":
+    if target not in HOST_TARGETS:
         parts.append(_activation(specs, target, precisions))
     if target in PLAN_TARGETS:
         parts += _contexts(specs, runtime)

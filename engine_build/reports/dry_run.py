@@ -20,7 +20,7 @@ from engine_build.specs.engine_spec import Range
 from engine_build.specs.engine_specs import adapted_ranges, decoder_ranges, tick_ranges
 from runtime.base.errors import TickError
 from runtime.commands.terminal import print_line
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.engines.adapters import ADAPTED_DECODER
 
 SHOWN_OPTIONS = {
@@ -92,8 +92,8 @@ def print_details(
 
 
 def print_memory(console: Console, target: Target, parts: Sequence[MemoryPart]) -> None:
-    """What the deployment is expected to take of the device, or on the target cpu of the process, and the sum."""
-    where = "of the process" if target == "cpu" else "on the device"
+    """What the deployment is expected to take of the device, or on the CPU of the process, and the sum."""
+    where = "of the process" if target in HOST_TARGETS else "on the device"
     print_line(f"memory {where}, as expected on the target {target}:", console)
     total = MemoryPart("total", sum(part.size_bytes for part in parts), "")
     for part in (*parts, total):

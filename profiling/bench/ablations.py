@@ -27,7 +27,7 @@ from profiling.comparison import thinned
 from profiling.provenance import SWITCHES, provenance
 from runtime.base.errors import ConfigError
 from runtime.commands.terminal import print_table
-from runtime.config.deployment import RuntimeConfig
+from runtime.config.deployment import HOST_TARGETS, RuntimeConfig
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, Adapter, AdapterCatalog
 from runtime.engines.engine import Engine
 
@@ -52,7 +52,7 @@ class Ablation:
     def no_effect_because(self, target: str, load: Workload, *, captures: bool) -> str:
         """Why it has no effect in this run; "" where it has. captures: whether ticks of this run became graphs."""
         missing = self.off.keys() | self.without
-        if target == "cpu" and missing <= {EVENT_WAIT, "capture", "ticks_in_flight"}:
+        if target in HOST_TARGETS and missing <= {EVENT_WAIT, "capture", "ticks_in_flight"}:
             return "on a CPU every launch runs to its end"
         if missing == {"capture"} and not captures:
             return "no tick could be captured"

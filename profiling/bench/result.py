@@ -18,7 +18,7 @@ from profiling.bench.workload import Workload
 from profiling.comparison import thinned
 from profiling.provenance import provenance
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.engines.engine import EngineSet
 from runtime.tick.clock import PHASES
 from runtime.tick.loop.record import TickRecord
@@ -38,7 +38,7 @@ BUSY = "The machine was busy: quartiles lie far apart. Repeat the run on a quiet
 
 def budget_of(target: Target, load: Workload) -> dict[str, float]:
     """Figure of a result -> the most that it may be; empty where no budget is stated."""
-    if target != "cpu":
+    if target not in HOST_TARGETS:
         return {"overhead_ratio": GPU_RATIO}
     overhead_ms = OVERHEAD_MS.get(load.variant, {}).get(load.depth)
     return {} if overhead_ms is None else {"overhead_ms": overhead_ms, "overhead_ratio": CPU_RATIO}

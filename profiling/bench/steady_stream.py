@@ -17,7 +17,7 @@ from profiling.bench.statistics import Quartiles, mean_ms, paired_difference, pa
 from profiling.bench.workload import SCALE, Workload, at_depth, make_request
 from runtime.base.errors import CaptureError, EngineError, TickError
 from runtime.config.bundle import Bundle
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment
 from runtime.devices.device import Device, Replay
 from runtime.engines.engine import EngineSet, Execution, decoder_shapes
 from runtime.engines.loading import settle_kernels
@@ -294,7 +294,7 @@ def check_equal(what: str, other: str, found: list[Latents], expected: list[Late
 def latents_tolerance(decoder: Manifest, latents: list[Latents]) -> float:
     """How far latents may depend on the batch: in low precision, a GPU rounds other batch shapes differently, at every
     step."""
-    if decoder.target == "cpu":
+    if decoder.target in HOST_TARGETS:
         return VERIFY_TOLERANCE
     peak = max(float(np.abs(values).max()) for values in latents)
     return LOW_PRECISION_TOLERANCE.get(str(decoder.build.get("precision")), 0.0) * peak or VERIFY_TOLERANCE

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, save
 from profiling.layers.timings import Profile, timed_executes
 from profiling.layers.work import Ceilings
 from runtime.base.errors import ConfigError, EngineError
-from runtime.config.deployment import Target
+from runtime.config.deployment import HOST_TARGETS, Target
 from runtime.devices.device import Device
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import Engine
@@ -118,7 +118,7 @@ def measure_ceilings(
 
     For TensorRT, ONNX Runtime's CUDA provider measures the same GPU. Raises ConfigError where it is not installed.
     """
-    kind: Target = "cpu" if target == "cpu" else "cuda"
+    kind: Target = "cpu" if target in HOST_TARGETS else "cuda"
     element = TensorProto.FLOAT16 if half and kind == "cuda" else TensorProto.FLOAT
     size, count = GEMM_SIZE[kind], COPY_BYTES[kind] // 4
     try:

@@ -20,7 +20,7 @@ from profiling.layers.work import layer_works
 from profiling.provenance import commit
 from runtime.config.bundle import Bundle
 from runtime.config.conditions import TextGraphSpec, TimbreSpec
-from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
+from runtime.config.deployment import Deployment, Target, build_command
 from runtime.devices.device import Device
 from runtime.devices.machine import machine
 from runtime.engines.engine import Engine, condition_shape, features_of, run_once, sized
@@ -218,11 +218,11 @@ def about(engine: Engine, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def origins_of(manifest: Manifest, folder: Path, bundle: Bundle) -> Origins:
-    """The model's graph of an engine, and the graph that ONNX Runtime runs; TensorRT's plans have no such graph.
+    """The model's graph of an engine, and the graph that ONNX Runtime runs; other engines have no such graph.
 
     Step engines have no graph in the bundle: for them the engine's own graph is both.
     """
-    runs = read_origin_graph(folder / manifest.engine_file) if manifest.target not in PLAN_TARGETS else None
+    runs = read_origin_graph(folder / manifest.engine_file) if manifest.engine_file.endswith(".onnx") else None
     path = source_path(bundle, manifest.name)
     return Origins(read_origin_graph(path) if path is not None and path.is_file() else runs, runs)
 

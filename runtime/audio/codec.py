@@ -22,6 +22,7 @@ from runtime.audio.windows import Window, WindowCutter
 from runtime.base.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import CodecDecodeSpec, Latents, Pcm
+from runtime.config.deployment import HOST_TARGETS
 from runtime.devices.device import Level
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
@@ -34,7 +35,7 @@ MAX_BATCH = 4
 
 def default_workers(target: str) -> int:
     """Windows to decode at once: one per core on the CPU, at most 4; on a GPU as many as one execute takes."""
-    return min(num_cores(), MAX_DEFAULT_SIZE) if target == "cpu" else MAX_BATCH
+    return min(num_cores(), MAX_DEFAULT_SIZE) if target in HOST_TARGETS else MAX_BATCH
 
 
 def windows_per_execute(manifest: Manifest, spec: CodecDecodeSpec, frames: int) -> int:
@@ -43,7 +44,7 @@ def windows_per_execute(manifest: Manifest, spec: CodecDecodeSpec, frames: int) 
     One on the CPU, where the bits of a window may not depend on others (a batch rounds in another order), and where it
     would save a sixth. Plans say it themselves; the target cuda is given no more frames than one window may have.
     """
-    if manifest.target == "cpu":
+    if manifest.target in HOST_TARGETS:
         return 1
     name = spec.inputs.latents
     if manifest.target == "cuda":

@@ -140,7 +140,7 @@ def print_version(is_asked: bool) -> None:
         return
     from runtime.engines.loading import tool_versions
 
-    tools = tool_versions("cpu") | tool_versions("tensorrt") | tool_versions("tensorrt-rtx")
+    tools = tool_versions("openvino") | tool_versions("tensorrt") | tool_versions("tensorrt-rtx")
     with suppress(metadata.PackageNotFoundError):
         print_line(f"tickrt {metadata.version('tickrt')}")
     for name, version in {"Python": platform.python_version(), **tools}.items():

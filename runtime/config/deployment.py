@@ -21,9 +21,13 @@ from runtime.base.files import expanded, own_entries, plain_name, user_folder
 from runtime.config.bundle import BUNDLE_FILE, Bundle, load_bundle
 from runtime.config.explain import read_toml, validated
 
-Target = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
+Target = Literal["cpu", "openvino", "cuda", "tensorrt", "tensorrt-rtx"]
 # Targets whose engines are TensorRT plans.
 PLAN_TARGETS: tuple[Target, ...] = ("tensorrt", "tensorrt-rtx")
+# Targets whose tensors are in host memory.
+HOST_TARGETS: tuple[Target, ...] = ("cpu", "openvino")
+# Targets whose engines have the deployment's merged adapters in their weights when they are built.
+MERGING_TARGETS: tuple[Target, ...] = ("openvino", "tensorrt-rtx")
 # The packed rank of an execute's adapters is a multiple of this, so that few shapes occur.
 ADAPTER_RANK_MULTIPLE = 8
 # Padded tokens cost little on a GPU, a shape whose graph is not captured yet costs two slow ticks.
@@ -181,12 +185,14 @@ class Deployment(BaseModel):
     @property
     def token_multiple(self) -> int:
         """Condition tokens of an execute are padded to a multiple of this, within the engines' ranges."""
-        return self.runtime.token_multiple or (CPU_TOKEN_MULTIPLE if self.target == "cpu" else GPU_TOKEN_MULTIPLE)
+        return self.runtime.token_multiple or (
+            CPU_TOKEN_MULTIPLE if self.target in HOST_TARGETS else GPU_TOKEN_MULTIPLE
+        )
 
     @property
     def planner_steps(self) -> int:
         """Tokens of each sequence that a tick draws."""
-        return self.runtime.planner_steps or (1 if self.target == "cpu" else GPU_PLANNER_STEPS)
+        return self.runtime.planner_steps or (1 if self.target in HOST_TARGETS else GPU_PLANNER_STEPS)
 
     def rows_limit(self, frames: int, tokens: int) -> int:
         """The most rows of one execute at this length; 0 where no range contains it."""

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.config.deployment import Target
+from runtime.config.deployment import HOST_TARGETS, Target
 from runtime.devices.device import Device, HostDevice
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def driver_release(file: Path = DRIVER_FILE) -> str:
 
 def machine_of(target: Target) -> dict[str, str]:
     """This machine's processor, and its GPU where the target uses one. Raises EngineError where that is missing."""
-    if target == "cpu":
+    if target in HOST_TARGETS:
         return machine()
     from runtime.devices.cuda_calls import probe
 
@@ -85,8 +85,8 @@ def _cpu_model() -> str:
 
 
 def open_device(target: str) -> Device:
-    """The device of a target: the host for cpu, else the first GPU. Raises EngineError that says what is missing."""
-    if target == "cpu":
+    """The device of a target: the host, or the first NVIDIA GPU. Raises EngineError that says what is missing."""
+    if target in HOST_TARGETS:
         return HostDevice()
     from runtime.devices.cuda import CudaDevice
 

@@ -14,7 +14,14 @@ import numpy as np
 
 from runtime.base.errors import EngineError, EngineMismatchError, EngineNotBuiltError
 from runtime.config.bundle import BUNDLE_FILE, Bundle
-from runtime.config.deployment import PLAN_TARGETS, Deployment, Target, build_command
+from runtime.config.deployment import (
+    HOST_TARGETS,
+    MERGING_TARGETS,
+    PLAN_TARGETS,
+    Deployment,
+    Target,
+    build_command,
+)
 from runtime.config.planner import PlannerSpec
 from runtime.devices.device import Device, Stream
 from runtime.devices.machine import machine_of
@@ -23,6 +30,7 @@ from runtime.engines.adapters import ADAPTED_DECODER, MERGED, AdapterUse, adapte
 from runtime.engines.engine import Engine, EngineSet, LanguageEngines, decoder_shapes, features_of
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
+    OPENVINO_SUFFIX,
     Manifest,
     machine_mismatch,
     manifest_path,
@@ -72,6 +80,7 @@ def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("openvino", "onnxruntime", "onnxruntime-gpu"),
     "cuda": ("onnxruntime-gpu",),
     "tensorrt-rtx": ("tensorrt-rtx",),
 }
@@ -89,9 +98,9 @@ def tool_versions(target: Target) -> dict[str, str]:
 
 
 @cache
-def _onnxruntime(target: Target) -> dict[str, str]:
-    """`tool_versions` of a target of ONNX Runtime, read once for all engines: it takes as long as opening one."""
-    return tool_versions(target)
+def _packages(target: Target) -> dict[str, str]:
+    """`tool_versions` of a target, read once for all engines: it takes as long as opening one."""
+    return tool_versions("openvino" if target in HOST_TARGETS else target)
 
 
 def _tensorrt_version() -> dict[str, str]:
@@ -138,6 +147,15 @@ def open_engine(
         from runtime.engines.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine(manifest, folder, **options)
+    if manifest.engine_file.endswith(OPENVINO_SUFFIX):
+        try:
+            from runtime.engines.openvino import OpenVinoEngine
+        except (ImportError, OSError) as error:
+            raise EngineError(
+                f"engine {name!r} needs OpenVINO, which does not load: {error}", fix="pip install 'tickrt[openvino]'"
+            ) from error
+
+        return OpenVinoEngine(manifest, folder, threads=threads, **options)
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(manifest, folder, threads=threads, **options)
@@ -160,7 +178,7 @@ def open_engines(
     fix = build_command(deployment.path, target or deployment.target)
     adapters = read_catalog(deployment)
     uses = adapters.find(deployment.merged_adapters if merged is None else merged)
-    is_merged_before = (target or deployment.target) == "tensorrt-rtx"
+    is_merged_before = (target or deployment.target) in MERGING_TARGETS
     if is_merged_before:
         _check_merged(read_manifest(manifest_path(folder, "decoder"), fix=fix), uses, fix)
     weights = None if is_merged_before else _merged_weights(deployment, uses)
@@ -209,7 +227,7 @@ def _check_merged(manifest: Manifest, uses: Sequence[AdapterUse], fix: str) -> N
         words = [", ".join(f"{id_} {each['strength']:g}" for id_, each in one.items()) for one in (found, wanted)]
         raise EngineMismatchError(
             f"the decoder was built with other adapters in its weights ({words[0] or 'none'}) than are asked for "
-            f"({words[1] or 'none'}), and engines of tensorrt-rtx take no other weights",
+            f"({words[1] or 'none'}), and engines of {manifest.target} take no other weights",
             fix=f"name them in merged_adapters of [deployment], then {fix}; or use them per request (adapter_rank)",
         )
 
@@ -256,7 +274,7 @@ def _need_tensorrt(manifest: Manifest) -> None:
 
 
 def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
-    kind = "cpu" if manifest.target == "cpu" else "cuda"
+    kind = "cpu" if manifest.target in HOST_TARGETS else "cuda"
     if device.kind != kind:
         raise EngineMismatchError(
             f"engine {manifest.name!r} was built for target {manifest.target} and needs a {kind} device, "
@@ -267,7 +285,7 @@ def _check_device(manifest: Manifest, device: Device, fix: str) -> None:
 
 def _check_machine(manifest: Manifest, fix: str) -> None:
     device = machine_of(manifest.target) if manifest.device else {}
-    versions = tool_versions(manifest.target) if manifest.target in PLAN_TARGETS else _onnxruntime(manifest.target)
+    versions = tool_versions(manifest.target) if manifest.target in PLAN_TARGETS else _packages(manifest.target)
     if reason := machine_mismatch(manifest, device, versions):
         release = _release(manifest)
         raise EngineMismatchError(

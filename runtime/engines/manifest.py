@@ -27,6 +27,10 @@ MANIFEST_SUFFIX = ".manifest.json"
 # each number took that was measured: as many as there are physical cores, and all.
 THREADS, THREAD_TIMES = "threads", "thread_times_ms"
 MEASURED_SUFFIX = ".measured.json"
+# The fact of an engine on the CPU that may run in several libraries: in which, and why.
+BACKEND = "backend"
+# The suffix of OpenVINO's engines, and the build option with its name of their device.
+OPENVINO_SUFFIX, OPENVINO_DEVICE = ".xml", "openvino_device"
 
 
 class TensorInfo(BaseModel):
@@ -160,7 +164,7 @@ def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_version
     built, found = dict(manifest.device), {name: device.get(name, "") for name in manifest.device}
     if not manifest.build.get("version_compatible", False):
         built |= manifest.tool_versions
-        found |= tool_versions
+        found |= {name: tool_versions.get(name, "") for name in manifest.tool_versions}
     names = [name for name in {**built, **found} if built.get(name) != found.get(name)]
     parts = [f"{name} {built.get(name)}, this machine has {found.get(name) or 'none'}" for name in names]
     return f"built for {'; '.join(parts)}" if parts else ""

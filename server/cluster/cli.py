@@ -14,7 +14,7 @@ from rich.table import Table
 from runtime.base.errors import ConfigError, StoreError, TickError
 from runtime.commands.command_line import CommandLine, Config, Version, need_packages
 from runtime.commands.terminal import Terminal, cells, print_line
-from runtime.config.deployment import Deployment, load_deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment, load_deployment
 from runtime.pipeline.building import build_engines
 from server.config import load_settings
 from server.process import open_socket
@@ -129,7 +129,7 @@ def replica_counts(text: str) -> tuple[int, int]:
 def check_cores(replicas: int, deployment: Deployment) -> None:
     """Raises ConfigError where this machine has fewer cores than replicas that compute on them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if deployment.target == "cpu" and replicas > cores:
+    if deployment.target in HOST_TARGETS and replicas > cores:
         raise ConfigError(
             f"{replicas} replicas need a core each, and this machine has {cores}", fix=f"--replicas {cores}"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.base.errors import TickError
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment
 from runtime.engines.manifest import write_atomically
 from server.cluster.local_cluster import START_S, LocalCluster, free_port
 
@@ -97,7 +97,9 @@ class RayCluster(LocalCluster):
         """
         address = f"127.0.0.1:{free_port()}"
         url = "" if bind is None else f"http://{bind}"
-        applied = AppliedConfig(str(deployment.path), app, url, address, replicas, int(deployment.target != "cpu"))
+        applied = AppliedConfig(
+            str(deployment.path), app, url, address, replicas, int(deployment.target not in HOST_TARGETS)
+        )
         try:
             self._record(applied)
             self.start_redis()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Self
 
 import pytest
@@ -15,7 +16,7 @@ from simulator.fixture import Machine, child_environment, simulated
 from engine_build.compile.builder import build_deployment
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.base.errors import TickError
-from runtime.config.deployment import Deployment, Target
+from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.devices.machine import open_device
 from runtime.engines.onnxruntime_cuda import need_provider
 
@@ -39,7 +40,7 @@ class Backend:
 
     def skip_where_it_is_missing(self) -> Self:
         """Skips the test, and says why, where this needs a GPU, or a provider, that is not there."""
-        if self.target != "cpu" and not self.is_simulated:
+        if self.target not in HOST_TARGETS and not self.is_simulated:
             try:
                 if self.target == "cuda":
                     need_provider(onnxruntime())
@@ -69,6 +70,10 @@ class Backend:
 
 
 CPU = Backend()
+OPENVINO = pytest.param(
+    Backend("openvino"),
+    marks=pytest.mark.skipif(find_spec("openvino") is None, reason="needs pip install 'tickrt[openvino]'"),
+)
 SIMULATED = (
     Backend("tensorrt", is_simulated=True),
     Backend("tensorrt", is_simulated=True, capture=False),
@@ -76,4 +81,4 @@ SIMULATED = (
 )
 SIMULATED_RTX = Backend("tensorrt-rtx", is_simulated=True)
 REAL = tuple(pytest.param(Backend(target), marks=pytest.mark.gpu) for target in ("cuda", "tensorrt"))
-BACKENDS = (CPU, *SIMULATED, *REAL)
+BACKENDS = (CPU, OPENVINO, *SIMULATED, *REAL)

@@ -16,7 +16,7 @@ from profiling.bench.result import against_budget, rounded, verdict
 from profiling.comparison import thinned
 from profiling.output import save_plot
 from runtime.commands.terminal import print_table
-from runtime.config.deployment import Target
+from runtime.config.deployment import HOST_TARGETS, Target
 
 PARTS = ("first", "full")
 # Where the time of a control goes: each is the time since it was sent, up to `decoded` by the host's clock.
@@ -34,7 +34,7 @@ LABELS = {"step_parameter": "step parameter", "generation_parameter": "generatio
 
 def goals_of(target: Target, sessions: int) -> dict[str, float]:
     """Figure -> the most that it may be. Underruns are a goal for any number of sessions."""
-    goals = (CPU_GOALS if target == "cpu" else GPU_GOALS).get(sessions, {})
+    goals = (CPU_GOALS if target in HOST_TARGETS else GPU_GOALS).get(sessions, {})
     return {**goals, "underruns": 0.0}
 
 

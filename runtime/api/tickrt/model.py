@@ -61,8 +61,8 @@ T = TypeVar("T")
 def open(name: str | Path, *, target: Target | None = None, quiet: bool = False) -> Model:
     """Open a shipped deployment ("demo") or a deployment file; engines that are missing are built first.
 
-    target: "cpu", "cuda", "tensorrt" or "tensorrt-rtx", in place of the deployment's own. quiet: show no progress of
-    the build. Raises ConfigError, BuildError, EngineError.
+    target: "cpu", "openvino", "cuda", "tensorrt" or "tensorrt-rtx", in place of the deployment's own. quiet: show no
+    progress of the build. Raises ConfigError, BuildError, EngineError.
     """
     if target is not None and target not in get_args(Target):
         raise RequestError(f"expected one of {', '.join(get_args(Target))}, got {target!r}", field="target")

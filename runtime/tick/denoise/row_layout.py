@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.config.deployment import Deployment
+from runtime.config.deployment import HOST_TARGETS, Deployment
 from runtime.engines.adapters import Adapter
 from runtime.requests.request import Condition, GenerationRequest
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
@@ -233,7 +233,7 @@ class LayoutRules:
 
     @property
     def _has_few_shapes(self) -> bool:
-        return self.deployment.target != "cpu"
+        return self.deployment.target not in HOST_TARGETS
 
     def _slot_count(self, live: Sequence[LiveSlot]) -> int:
         return self.deployment.runtime.depth if self._has_few_shapes else live[-1].slot.index + 1

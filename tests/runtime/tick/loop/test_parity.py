@@ -25,7 +25,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """A deployment, and one of few step graphs, whose engines a simulated GPU has sooner."""
+    """A deployment, and one of few step graphs, whose engines a simulated GPU and OpenVINO have sooner."""
     depth = max(scenario["depth"] for scenario in SCENARIOS.values())
     return {
         is_small: parity.write_deployment(tmp_path_factory.mktemp("reference"), depth=depth, **more)
@@ -35,7 +35,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 @pytest.fixture
 def reference(built: Built, paths: dict[bool, Path], backend: Backend) -> Deployment:
-    return built(paths[backend.is_simulated], backend=backend)
+    return built(paths[backend.is_simulated or backend.target == "openvino"], backend=backend)
 
 
 def assert_agrees(name: str, scenario: dict[str, Any], run: parity.Run) -> None:
