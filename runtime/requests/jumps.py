@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.config.bundle import Bundle
 from runtime.requests.curves import Array
-from runtime.requests.request import NEUTRAL, StepParameters
+from runtime.requests.request import NEUTRAL, SOLVERS, Solver, StepParameters
 
 Values = float | list[float] | Array
 
@@ -46,6 +46,11 @@ class JumpRule:
             if value is not None and np.any(np.asarray(value, np.float32) != np.float32(usual)):
                 return f"{name} is not {usual:g}"
         return ""
+
+
+def solvers_of(bundle: Bundle) -> list[Solver]:
+    """The solvers of a model: its decoder may have no jumps."""
+    return [solver for solver in SOLVERS if solver != "jump" or bundle.decoder.inputs.time_end is not None]
 
 
 NO_JUMPS: Final = JumpRule((1.0, 1.0), NEUTRAL)

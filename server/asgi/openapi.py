@@ -24,6 +24,7 @@ from runtime.audio.encoding import available_formats
 from runtime.audio.formats import ARCHIVE, FORMATS, FormatName, StemFormat, format_name
 from runtime.config.bundle import DEFAULTED, Bundle
 from runtime.config.option_ranges import NumberRange, found_outside
+from runtime.requests.jumps import solvers_of
 from runtime.requests.option_types import MAX_SECONDS, MIN_SECONDS, PER_CHANNEL
 from runtime.requests.options import GenerationOptions
 from runtime.requests.tasks import known_tasks
@@ -120,7 +121,9 @@ def _model_fields(bundle: Bundle) -> dict[str, Any]:
         annotation, info = _shown(name)
         info.default = "" if name == "prompt" else info.default
         fields[name] = (Annotated[annotation, SkipJsonSchema()], info)  # type: ignore[type-arg]
-    fields["task"] = _shown("task", **_known_tasks(bundle))
+    for name, values in (("task", known_tasks(bundle)), ("solver", solvers_of(bundle))):
+        choices = {"anyOf": [{"enum": list(values), "type": "string"}, {"type": "null"}]}
+        fields[name] = _shown(name, default=bundle.default_of(name), **choices)
     fields["dcw"] = _shown("dcw", default=bundle.sampler.dcw.model_dump())
     for name, taken in bundle.options.narrowed.items():
         fields[name] = _narrowed(name, taken, *fields.get(name, _shown(name)))
@@ -133,11 +136,6 @@ def _model_fields(bundle: Bundle) -> dict[str, Any]:
 def formats_of(bundle: Bundle) -> list[str]:
     """The formats of responses that a bundle can make on this machine."""
     return available_formats(audio=bundle.codec is not None, notes=bundle.notes is not None)
-
-
-def _known_tasks(bundle: Bundle) -> dict[str, Any]:
-    """The schema of `task`: those that a bundle knows."""
-    return {"anyOf": [{"enum": list(known_tasks(bundle)), "type": "string"}, {"type": "null"}]}
 
 
 def _shown(name: str, **schema: Any) -> tuple[Any, FieldInfo]:

@@ -28,6 +28,7 @@ from runtime.live.protocol.server_messages import Plan, State
 from runtime.live.storage.store import SessionStore
 from runtime.pipeline.meanings import prompt_meaning
 from runtime.pipeline.sampling import Sampling
+from runtime.requests.jumps import solvers_of
 from runtime.requests.option_types import DcwOptions
 from runtime.requests.tasks import PLAIN_TASKS, known_tasks
 from runtime.requests.validation import plan_text_options, untaken_options
@@ -211,5 +212,6 @@ def live_model(pipeline: Pipeline) -> LiveModel:
         notes=NoteFacts.of(bundle),
         has_stems=bundle.stems is not None and not bundle.stems.tracks,
         music=bundle.controls,
+        solvers=solvers_of(bundle),
         steps_of=lambda options: Sampling.of(options, bundle, is_live=True).steps,
     )

@@ -106,6 +106,8 @@ def controls_schema(model: LiveModel) -> dict[str, Any]:
     for name, default in plain_values(default_values(model)).items():
         schema["properties"][name]["default"] = default
     model.ranges.narrow(schema)
+    for branch in schema["properties"]["solver"]["anyOf"]:
+        branch.update({"enum": list(model.solvers)} if "enum" in branch else {})
     for name in model.untaken | model.ranges.without_choice:
         schema["properties"].pop(name, None)  # not all options are controls
     return schema

@@ -24,6 +24,7 @@ from runtime.music.sections import SectionRequest, SongSection, SongState, check
 from runtime.music.tempo import Tempo, loop_frames, tempo_of
 from runtime.requests.options import GenerationOptions, parse_options
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
+from runtime.requests.request import SOLVERS
 from runtime.requests.segments import Segment
 from runtime.requests.validation import takes_notes
 
@@ -114,9 +115,9 @@ class LiveModel:
     text, with the options that its template has and a session's seed; None where the model does not tell. moods: what
     the prompts say of single parts. catalog: the adapters that there are now. plan: None where no session has one.
     identity: which model it is now. notes: what its latents say of notes, and silence `[C]`; None: nothing. has_stems:
-    layers can be told apart. music: its musical controls. loop_lengths: the values of T that loops have; ():
-    those of generations. steps_of: how many steps a generation takes whose client sets no number; None: that of
-    `defaults`.
+    layers can be told apart. music: its musical controls. loop_lengths: the values of T that loops have; (): those of
+    generations. solvers: what its decoder can do. steps_of: how many steps a generation takes whose client sets no
+    number; None: that of `defaults`.
     """
 
     sample_rate_hz: int
@@ -145,6 +146,7 @@ class LiveModel:
     music: ControlsSpec = field(default_factory=ControlsSpec)
     loop_lengths: tuple[int, ...] = ()
     steps_of: Callable[[GenerationOptions], int] | None = None
+    solvers: Collection[str] = SOLVERS
 
     def known_notes(self, field: str) -> NoteFacts:
         """What it says of notes. field: of the message that needs them. Raises NoNotesError."""

@@ -170,13 +170,13 @@ def test_help_has_sections_ranges_and_the_bundles_defaults(built: Built) -> None
     titles = ["Arguments:", "Options:", "Text:", "Source and target:", "Guidance:", "Each step:"]
     assert all(f"\n{title}\n" in text for title in titles)
     assert "0<=x<=50" in text
-    assert "default: full" in text
     assert "--solver ode|sde|ab2" in text
     assert "Denoising steps. Default: the model's." in text
     sampler = load_bundle(built().bundle).sampler
     assert f"Denoising steps. Default: {sampler.steps}, that of tiny." in help_text(str(built().path))
     assert f"Default: {sampler.shift:g}, that of tiny." in help_text(str(built().path))
     assert f"Default: {sampler.solver}, that of tiny." in help_text(str(built().path))
+    assert f"Default: {sampler.guidance_mode}, that of tiny." in help_text(str(built().path))
 
 
 @pytest.fixture
