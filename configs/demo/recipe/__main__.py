@@ -49,7 +49,7 @@ def train(
     checkpoint: Checkpoint = DEFAULT_CHECKPOINT,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the corpus.")] = 1,
 ) -> None:
-    """Make the whole bundle from nothing, and measure it: six hours. Needs pip install 'tickrt[export]'.
+    """Make the whole bundle from nothing, and measure it: three and a half hours. Needs pip install 'tickrt[export]'.
 
     Encoder, decoder, planner and adapters keep their state beside the checkpoint; interrupted, it goes on there.
     """
@@ -71,7 +71,6 @@ def train(
         if not (adapter := checkpoint.with_name(_adapter_file(style))).exists():
             train_adapter(style, checkpoint=checkpoint)
         shutil.copy(adapter, folder / "adapters" / adapter.name)
-    distill(folder, checkpoint.with_name(DEFAULT_STUDENT.name))
     evaluate(folder=folder, write=True)
     commands.evaluate(folder, write=True)
 
