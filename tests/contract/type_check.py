@@ -25,7 +25,7 @@ strict = True
 warn_unused_ignores = False
 [mypy-tensorrt.*,tensorrt_rtx.*,cuda.*,nvtx.*]
 ignore_errors = True
-[mypy-av.*,onnx.*,onnxruntime.*,polygraphy.*,safetensors.*,soundfile.*,tokenizers.*]
+[mypy-av.*,onnx.*,onnxruntime.*,openvino.*,polygraphy.*,safetensors.*,soundfile.*,tokenizers.*]
 ignore_missing_imports = True
 follow_imports = skip
 """
