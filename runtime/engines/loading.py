@@ -80,7 +80,7 @@ def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
-    "openvino": ("openvino", "onnxruntime", "onnxruntime-gpu"),
+    "openvino": ("onnxruntime", "onnxruntime-gpu", "openvino"),
     "cuda": ("onnxruntime-gpu",),
     "tensorrt-rtx": ("tensorrt-rtx",),
 }
