@@ -175,7 +175,7 @@ def invoke(words: list[str], playground: Path, small: Path) -> None:
     Measurements say the same of a `small` deployment. Generations share the engines that the first one has opened.
     """
     app, arguments = command_line(words)
-    shorter = {"diff": [], "live": SHORT_SESSIONS, "peers": ["--ticks", "2", "--frames", "32"]}.get(
+    shorter = {"diff": [], "skip": [], "live": SHORT_SESSIONS, "peers": ["--ticks", "2", "--frames", "32"]}.get(
         words[1], SHORTER.get(words[0], [])
     )
     if words[0] == "tickrt-generate" and not {"--seed", "--like"} & set(words):

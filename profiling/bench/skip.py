@@ -27,8 +27,8 @@ from runtime.requests.timesteps import leave_out, schedule
 from runtime.tick.loop.events import Event, Failed, Finished
 
 PROMPTS = (
-    "calm piano melody", "rock with drums and electric guitar", "techno, 128 bpm", "strings and choir",
-    "lo-fi hip hop beats", "jazz with piano chords, upright bass and saxophone", "trance at 138 bpm", "solo drums",
+    "calm piano melody", "rock with drums and guitar", "techno, 128 bpm", "strings and choir",
+    "lo-fi hip hop beats", "jazz with piano and saxophone", "trance at 138 bpm", "solo drums",
 )  # fmt: skip
 FIRST_SEED = 4200
 MODES: tuple[GuidanceMode, ...] = ("full", "alternate")
