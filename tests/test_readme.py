@@ -57,7 +57,8 @@ SHORTER = {
     "tickrt-profile": ["--runs", "1", "--frames", "64"],
 }
 MOST_SECONDS = 12  # more than a canvas
-SHORT_SESSIONS = ["--minutes", "0.02"]  # of tickrt-bench live
+# Of commands of these.
+OF_THEIR_OWN = {"diff": [], "skip": [], "live": ["--minutes", "0.02"], "peers": ["--ticks", "2", "--frames", "32"]}
 STEPS = 8  # half the demo's steps; what they sound like is close enough to be judged
 # Music of the demo is in its key to 0.8 and more, by its latents after a decode and an encode; noise to about 0.6.
 LEAST_RMS, MOST_CLIPPED, LEAST_IN_KEY = 0.01, 1e-3, 0.7
@@ -175,9 +176,7 @@ def invoke(words: list[str], playground: Path, small: Path) -> None:
     Measurements say the same of a `small` deployment. Generations share the engines that the first one has opened.
     """
     app, arguments = command_line(words)
-    shorter = {"diff": [], "skip": [], "live": SHORT_SESSIONS, "peers": ["--ticks", "2", "--frames", "32"]}.get(
-        words[1], SHORTER.get(words[0], [])
-    )
+    shorter = OF_THEIR_OWN.get(words[1], SHORTER.get(words[0], []))
     if words[0] == "tickrt-generate" and not {"--seed", "--like"} & set(words):
         shorter = ["--seed", "1"]
     if words[0] == "tickrt-generate" and not {"--steps", "--timesteps", "--like"} & set(words):
