@@ -177,7 +177,7 @@ def test_the_loop_is_saved_as_a_file_without_a_seam(server: Any, open_page: Open
     assert len(samples) / rate / bar == pytest.approx(round(len(samples) / rate / bar), abs=0.02 / bar)
     steps = np.abs(np.diff(np.concatenate([samples, samples[:1]]), axis=0)).max(1)
     assert steps[-1] < np.quantile(steps, 0.999)
-    # It is what came, from where the loop begins: but where the pass was closed, or, on a busy machine, sent anew later.
+    # It is what came, but where the pass was closed or, on a busy machine, was sent anew later.
     came = received([chunk for chunk in chunks if isinstance(chunk, bytes)])[:, 0]
     half = rate // 2
     found = [likeness(came, samples[at : at + half, 0]) for at in range(0, len(samples) - half + 1, half)]
