@@ -37,7 +37,7 @@ GENERATIONS = "/v1/audio/generations"
 TIMEOUT_S = 60.0
 ANSWERED_S = 1.0  # a session that ends answers nothing that is still looked up
 BETWEEN_S = 0.2  # what the words of one message mean is known before the next one is answered
-BY_TIME = ("state", "canvas")  # what is sent whatever is asked
+BY_TIME = ("state", "canvas")  # what is sent by time, without being asked for
 # What differs from run to run, by name of a member or header.
 VOLATILE = re.compile(
     r"(^id$|_id$|token|time|date|_at$|_s$|age|uptime|server|sha|version|path|playhead|sample|seed|memory|bytes|cpu|host"

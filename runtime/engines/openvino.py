@@ -69,7 +69,7 @@ class OpenVinoEngine:
         if weights is not None:
             raise EngineMismatchError(
                 f"engines of OpenVINO take no other weights, and adapters are to be merged into {manifest.name!r}",
-                fix='use them per request (adapter_rank), or set backend = "onnxruntime" in [build]',
+                fix="use them per request (adapter_rank), or build for target cpu",
             )
         self.name = manifest.name
         self.manifest = manifest
@@ -81,7 +81,7 @@ class OpenVinoEngine:
         # Held while it compiles again, which other threads wait for.
         self._lock = threading.Lock()
         self.compiled: Any = self._compile()
-        # Requests of `run` that nobody uses, and what they are of.
+        # Idle requests of `run`, and what they are of.
         self._idle: list[tuple[Any, Any]] = []
 
     def bind(self, tensors: Mapping[str, Tensor]) -> Execution:

@@ -1,4 +1,4 @@
-"""Do instruments breathe? Notes fall as the corpus' do, are not struck where nobody strikes, and do not die away.
+"""Do instruments breathe? Notes fall as the corpus' do, are struck only where they begin, and do not die away.
 
 Every instrument plays alone: as the decoder likes to, by a plan, and notes that it is given.
 """
