@@ -55,6 +55,8 @@ class Sampling(NamedTuple):
 def _only_follows_velocity(options: GenerationOptions, solver: Solver, bundle: Bundle) -> bool:
     """Whether steps of the bundle's own times do nothing but follow their velocity, from noise."""
     own_times = (options.timesteps, options.shift, options.initial_noise_curve) == (None, None, None)
+    prompts = () if isinstance(options.prompt, str) else options.prompt
+    own_times = own_times and all((each.start, each.end) == (0.0, 1.0) for each in prompts)  # shares of all steps
     dcw = bundle.sampler.dcw if options.dcw is None else options.dcw
     has_dcw = any(np.any(np.asarray(each) != 0) for each in (dcw.low, dcw.high))
     pulls = options.target_curve is not None or options.x0_strength is not None or options.sde_curve is not None

@@ -21,7 +21,7 @@ from runtime.tick.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.tick.denoise.row_buffers import AdapterFactors
 from runtime.tick.denoise.row_layout import RowLayout
-from runtime.tick.denoise.slot_fields import STEP_FEATURES
+from runtime.tick.denoise.slot_fields import STEP_FEATURES, step_inputs
 from runtime.tick.runner import BucketSpan, LaunchFailures, TickContext
 from runtime.tick.scheduling.slot import Slot, Submission
 
@@ -279,12 +279,16 @@ class DenoiseRunner:
 
 
 def _check_variants(context: TickContext) -> None:
-    """A feature that no engine has would fail all generations of the tick in which it is first used."""
-    if not any(variant >= STEP_FEATURES for variant in context.engines.steps):
-        raise EngineNotBuiltError(
-            f"no step engine has all of {variant_name(STEP_FEATURES)}: they were built by an earlier version",
-            fix=f"tickrt-build {context.deployment.path}",
-        )
+    """A feature that no engine has would fail all generations of the tick in which it is first used; an input that one
+    does not read would be without effect.
+    """
+    steps, rule, fix = context.engines.steps, context.bundle.guidance.rule, f"tickrt-build {context.deployment.path}"
+    earlier = "they were built by an earlier version"
+    if not any(variant >= STEP_FEATURES for variant in steps):
+        raise EngineNotBuiltError(f"no step engine has all of {variant_name(STEP_FEATURES)}: {earlier}", fix=fix)
+    for variant, engine in steps.items():
+        if missing := sorted({tensor.name for tensor in step_inputs(variant, rule)} - engine.inputs.keys()):
+            raise EngineNotBuiltError(f"step engines do not read {', '.join(missing)}: {earlier}", fix=fix)
 
 
 def _part(layouts: tuple[RowLayout, ...]) -> DenoisePart:

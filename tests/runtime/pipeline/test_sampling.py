@@ -73,7 +73,7 @@ KEPT: dict[str, Any] = {"sampler": 'solver = "ode"\nguidance_mode = "alternate"\
             for given in (
                 {"steps": 5}, {"shift": 3.0}, {"timesteps": [1.0, 0.5]}, {"solver": "sde"}, {"ode_noise": 0.1},
                 {"dcw": {"low": 0.1}}, {"target_curve": 0.5}, {"x0_strength": 0.5}, {"sde_curve": 0.5},
-                {"initial_noise_curve": 0.5},
+                {"initial_noise_curve": 0.5}, {"prompt": [{"text": "a"}, {"text": "b", "end": 0.5}]},
             )
         ],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_engines_of_a_version_with_fewer_features_are_refused_before_anything_ru
     with pytest.raises(EngineNotBuiltError, match="built by an earlier version") as caught:
         DenoiseRunner(replace(context, engines=replace(context.engines, steps=older)), PhaseClock())
     assert caught.value.fix == f"tickrt-build {context.deployment.path}"
+
+
+def test_step_engines_that_do_not_read_an_input_are_refused(loops: Loops) -> None:
+    """They ran, and a generation that needs it was wrong."""
+    context = context_of(loops())
+    features, engine = max(context.engines.steps.items(), key=lambda item: len(item[0]))
+    older: Any = SimpleNamespace(inputs={name: info for name, info in engine.inputs.items() if "keeps" not in name})
+    steps = {**context.engines.steps, features: older}
+    with pytest.raises(EngineNotBuiltError, match="do not read keeps_difference: they were built by an earlier"):
+        DenoiseRunner(replace(context, engines=replace(context.engines, steps=steps)), PhaseClock())
 
 
 def test_a_bucket_is_opened_once(runner: DenoiseRunner) -> None:
