@@ -73,7 +73,7 @@ MAY_IMPORT = {
     "server.app": SERVICE | {"server.live", "server.routes", "server.protocols"},
     "server.cluster": {"runtime", "server"},
     "server": {"runtime", "server"},
-    "profiling": {"runtime", "tickrt", "server.cluster"},
+    "profiling": {"runtime", "tickrt", "server.cluster", "engine_build.export"},
 }
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -235,34 +234,31 @@ def draw_guidance(rng: np.random.Generator, size: int) -> FloatArray:
 
 
 class Adapters:
-    """LoRA adapters of the bundle on several decoders: each batch has one, or none."""
+    """LoRA adapters of the bundle on several decoders: each batch has one, or none, whose matrices are 0."""
 
     def __init__(self, files: list[Path], decoders: list[nn.Module], share: float = 0.2) -> None:
-        self.share, self.count, self.chosen = share, len(files), 0
-        self._terms: list[list[LowRank | None]] = []
+        self.share, self.count = share, len(files)
+        self._terms: list[tuple[str, LowRank]] = []
+        self._files = [load_file(file) for file in files]
         for decoder in decoders:
             for path, module in decoder.get_submodule("masked.decoder").named_modules():
-                if path.startswith("layers.") and isinstance(module, nn.Linear):
-                    terms: list[LowRank | None] = [None]
-                    for file in files:
-                        tensors = load_file(file)
-                        term = LowRank(module)
-                        term.a.data = tensors[f"transformer.{path}.lora_A.weight"].float()
-                        term.b.data = tensors[f"transformer.{path}.lora_B.weight"].float()
-                        terms.append(term.requires_grad_(False))
-                    module.register_forward_hook(partial(self._add, terms))
-
-    def _add(
-        self, terms: list[LowRank | None], module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-    ) -> Tensor:
-        term = terms[self.chosen]
-        return output if term is None else term.add(module, inputs, output)
+                if files and path.startswith("layers.") and isinstance(module, nn.Linear):
+                    term = LowRank(module).requires_grad_(False)
+                    module.register_forward_hook(term.add)
+                    self._terms.append((path, term))
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Choose none, or any."""
-        self.choose(int(rng.integers(1, self.count + 1)) if self.count and rng.random() < self.share else 0)
-        return self.chosen
+        """Choose none, or any; returns which."""
+        chosen = int(rng.integers(1, self.count + 1)) if self.count and rng.random() < self.share else 0
+        self.choose(chosen)
+        return chosen
 
     def choose(self, number: int) -> None:
         """0: none."""
-        self.chosen = number
+        for path, term in self._terms:
+            if number:
+                tensors = self._files[number - 1]
+                term.a.copy_(tensors[f"transformer.{path}.lora_A.weight"])
+                term.b.copy_(tensors[f"transformer.{path}.lora_B.weight"])
+            else:
+                term.b.zero_()

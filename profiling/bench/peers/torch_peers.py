@@ -1,5 +1,4 @@
-"""PyTorch and diffusers on ACE-Step's checkpoint, eager and compiled: its decoder, and whole generations. Needs the
-extra `export`."""
+"""PyTorch and diffusers on ACE-Step's checkpoint, eager and compiled: decoder and generations. Extra `export`."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
+from engine_build.export.acestep.sources import is_xl, sum_up_timbre
 from profiling.bench.statistics import mean_ms
 from runtime.base.errors import ConfigError, EngineError
 
@@ -124,7 +124,7 @@ def _model(source: str, layers: int | None) -> Any:
 class DiffusersPipeline:
     """AceStepPipeline on a checkpoint, in float32 on the CPU. compiled: its transformer, by torch.compile.
 
-    Raises ConfigError where the folder is not a whole pipeline.
+    XL's timbre is summed up, as in the authors' code. Raises ConfigError where the folder is not a whole pipeline.
     """
 
     def __init__(self, checkpoint: str, *, compiled: bool) -> None:
@@ -139,6 +139,8 @@ class DiffusersPipeline:
             fix = "--torch a folder with model_index.json"
             raise ConfigError(f"AceStepPipeline does not open {checkpoint}: {error}", fix=fix) from error
         self._pipeline.set_progress_bar_config(disable=True)
+        if is_xl(self._pipeline.transformer.config):
+            sum_up_timbre(self._pipeline.condition_encoder.timbre_encoder)
         if compiled:
             self._pipeline.transformer = compiled_for_shapes(self._pipeline.transformer)
 

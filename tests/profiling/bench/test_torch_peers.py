@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 
 import torch
 from conftest import Built
-from diffusers import AceStepPipeline
 from helpers.tiny_acestep import CHANNELS, HOP_SAMPLES, diffusers_pipeline, save_checkpoint
 from helpers.tiny_exports import TinyExports
 from typer.testing import CliRunner
@@ -66,8 +65,7 @@ def test_every_prompt_has_its_own_seed(tmp_path: Path) -> None:
     first, second = peer.generate(["take 1", "take 2"], "latent", **ASKED)
     assert first.shape == second.shape == (20, CHANNELS)
     start = torch.randn(1, 20, CHANNELS, generator=torch.Generator().manual_seed(1))
-    pipeline = AceStepPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32)
-    wanted = pipeline(
+    wanted = diffusers_pipeline(checkpoint)(
         "take 2", audio_duration=0.8, num_inference_steps=2, guidance_scale=1.0, shift=3.0,
         latents=start, output_type="latent",
     ).audios[0].numpy()  # fmt: skip
