@@ -61,6 +61,7 @@ MAY_IMPORT = {
     "runtime.commands": PIPELINE,
     "tickrt": LIVE | {"runtime.commands"},
     "engine_build": {"runtime"},
+    "engine_build.export": {"runtime", "engine_build"},
     "configs": {"runtime", "engine_build"},
     "configs.docs": {"runtime", "engine_build", "server", "profiling", "tickrt"},
     "server.config": {"runtime"},
