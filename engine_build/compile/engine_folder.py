@@ -21,6 +21,7 @@ from runtime.base.files import own_entries, read_stored, unavailable_now
 from runtime.engines.manifest import (
     MANIFEST_SUFFIX,
     Manifest,
+    manifest_path,
     measurement_path,
     publish,
     read_manifest,
@@ -39,12 +40,15 @@ TIMING_CACHE_SUFFIX = ".timing"
 
 
 def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
-    """Move a complete engine into `folder`: data, engine, manifest. Those before it come back where that fails."""
+    """Move a complete engine into `folder`: data, engine, manifest. Those before it come back where that fails.
+
+    Files of the engine before it that this one does not have are removed.
+    """
     names = [*manifest.data_files, manifest.engine_file, f"{manifest.name}{MANIFEST_SUFFIX}"]
     before = folder / f"{manifest.name}{BEFORE_SUFFIX}"
     before.mkdir()
     try:
-        for name in names:
+        for name in {*names, *_files_of(folder, manifest.name)}:
             with contextlib.suppress(FileNotFoundError):
                 (folder / name).rename(before / name)
         try:
@@ -58,6 +62,14 @@ def publish_engine(partial: Path, folder: Path, manifest: Manifest) -> None:
     except BaseException:
         _put_back(before)
         raise
+
+
+def _files_of(folder: Path, name: str) -> list[str]:
+    """The files of a built engine, as of its manifest; [] where that is missing or damaged."""
+    with contextlib.suppress(EngineError):
+        manifest = read_manifest(manifest_path(folder, name))
+        return [Path(file).name for file in (manifest.engine_file, *manifest.data_files)]
+    return []
 
 
 def _put_back(before: Path) -> None:
@@ -134,12 +146,10 @@ def undo_interrupted(folder: Path) -> None:
 def remove_unwanted(folder: Path, decisions: list[RebuildDecision]) -> Iterator[str]:
     """Remove engines that the deployment no longer has; yields their names."""
     for path in unwanted_manifests(folder, decisions):
-        with contextlib.suppress(EngineError):
-            manifest = read_manifest(path)
-            for file in (manifest.engine_file, *manifest.data_files):
-                (folder / Path(file).name).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
         name = path.name.removesuffix(MANIFEST_SUFFIX)
+        for file in _files_of(folder, name):
+            (folder / file).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         for path in (measurement_path(folder, name), trials_path(folder, name)):
             path.unlink(missing_ok=True)
         yield name

@@ -13,7 +13,7 @@ from engine_build.graphs.reference_session import onnxruntime
 from runtime.base.errors import BuildError, EngineError, TickError
 from runtime.config.deployment import PLAN_TARGETS, Target
 from runtime.devices.machine import CPU_INFO, cpu_flags, driver_release, gpu_machine, machine
-from runtime.engines.loading import tool_versions
+from runtime.engines.loading import OPENVINO_FIX, tool_versions
 from runtime.engines.onnxruntime_cuda import need_provider
 
 if TYPE_CHECKING:
@@ -51,11 +51,15 @@ def build_environment(target: Target, options: BuildConfig) -> BuildEnvironment:
     """This machine's environment. Raises BuildError with all that is missing and the commands that install it."""
     if target == "cpu":
         onnxruntime()
+        if options.backend == "openvino":
+            need_openvino()
         here, is_int8 = machine(), options.of("decoder").precision == "int8"
         if is_int8:
             need_int8_products()
         device = here if is_int8 or options.optimization == "all" else {"arch": here["arch"]}
-        return BuildEnvironment(tool_versions(target), device, here["cpu"])
+        # Another OpenVINO is compared again.
+        versions = tool_versions("cpu" if options.backend == "onnxruntime" else "openvino")
+        return BuildEnvironment(versions, device, here["cpu"])
     if target == "openvino":
         onnxruntime()
         need_openvino(options.openvino_device)
@@ -87,11 +91,14 @@ def need_int8_products(cpu_info: Path = CPU_INFO) -> None:
         )
 
 
-def need_openvino(device: str) -> None:
-    """Raises BuildError where OpenVINO is not installed, or has no such device here."""
+def need_openvino(device: str = "CPU") -> None:
+    """Raises BuildError where OpenVINO is not installed or does not load, or has no such device here."""
     if importlib.util.find_spec("openvino") is None:
-        raise BuildError("target openvino needs OpenVINO, which is not installed", fix="pip install 'tickrt[openvino]'")
-    from runtime.engines.openvino import need_device
+        raise BuildError("OpenVINO is not installed", fix=OPENVINO_FIX)
+    try:
+        from runtime.engines.openvino import need_device
+    except (ImportError, OSError) as error:
+        raise BuildError(f"OpenVINO does not load: {error}", fix=OPENVINO_FIX) from error
 
     try:
         need_device(device)

@@ -33,6 +33,7 @@ from runtime.config.deployment import HOST_TARGETS, MERGING_TARGETS, PLAN_TARGET
 from runtime.engines.adapter_files import read_catalog
 from runtime.engines.adapters import MERGED, describe_merged
 from runtime.engines.manifest import (
+    BACKEND,
     MANIFEST_SUFFIX,
     OPENVINO_DEVICE,
     Identity,
@@ -273,6 +274,8 @@ def build_options(spec: EngineSpec, target: Target, options: BuildConfig) -> dic
         chosen |= recipe
     if target in HOST_TARGETS and options.optimization != "basic":
         chosen["rewrite"] = CPU_GRAPH_VERSION
+    if target == "cpu" and options.backend != "onnxruntime":
+        chosen[BACKEND] = options.backend
     if target == "openvino":
         chosen[OPENVINO_DEVICE] = options.openvino_device
     if target == "cuda":

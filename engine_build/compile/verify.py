@@ -184,7 +184,7 @@ def thread_facts(folder: Path, spec: EngineSpec, counts: tuple[int, int]) -> dic
     sizes = sizes_at(spec, spec.ranges[0], 1)
     engines = {count: open_engine(folder, spec.name, device, threads=count, in_tick=True) for count in counts}
     try:
-        tensors = _tensors(spec, sizes, engines[counts[0]], device)
+        tensors = tensors_at(spec, sizes, engines[counts[0]], device)
         executions = {count: engine.bind(tensors) for count, engine in engines.items()}
 
         def time_execute(count: int) -> ThreadTime:
@@ -200,7 +200,7 @@ def thread_facts(folder: Path, spec: EngineSpec, counts: tuple[int, int]) -> dic
             engine.close()
 
 
-def _tensors(spec: EngineSpec, sizes: Sizes, engine: Engine, device: Device) -> Mapping[str, Tensor]:
+def tensors_at(spec: EngineSpec, sizes: Sizes, engine: Engine, device: Device) -> Mapping[str, Tensor]:
     """Its inputs, with the values that its error is measured with, and its outputs."""
     found: dict[str, Tensor] = {}
     for name, array in inputs_at(spec.inputs, [sizes], 0).items():

@@ -78,6 +78,7 @@ def _check_finite(decoder: Engine, feed: Mapping[str, Any]) -> None:
         raise EngineMismatchError(f"the new {decoder.name}'s outputs are not finite", fix="build it again with --force")
 
 
+OPENVINO_FIX = "pip install 'tickrt[openvino]'"
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cpu": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("onnxruntime", "onnxruntime-gpu", "openvino"),
@@ -152,7 +153,7 @@ def open_engine(
             from runtime.engines.openvino import OpenVinoEngine
         except (ImportError, OSError) as error:
             raise EngineError(
-                f"engine {name!r} needs OpenVINO, which does not load: {error}", fix="pip install 'tickrt[openvino]'"
+                f"engine {name!r} needs OpenVINO, which does not load: {error}", fix=OPENVINO_FIX
             ) from error
 
         return OpenVinoEngine(manifest, folder, threads=threads, **options)
@@ -287,10 +288,18 @@ def _check_machine(manifest: Manifest, fix: str) -> None:
     device = machine_of(manifest.target) if manifest.device else {}
     versions = tool_versions(manifest.target) if manifest.target in PLAN_TARGETS else _packages(manifest.target)
     if reason := machine_mismatch(manifest, device, versions):
-        release = _release(manifest)
+        install = install_command(manifest, versions)
         raise EngineMismatchError(
-            f"engine {manifest.name!r} was {reason}", fix=f"pip install{release}, or {fix}" if release and fix else fix
+            f"engine {manifest.name!r} was {reason}", fix=f"{install}, or {fix}" if install and fix else fix
         )
+
+
+def install_command(manifest: Manifest, versions: Mapping[str, str]) -> str:
+    """What installs the library that an engine needs, where `versions` lack it or it runs engines of its own release
+    only; else ""."""
+    if release := _release(manifest):
+        return f"pip install{release}"
+    return OPENVINO_FIX if "openvino" in manifest.needed_tools.keys() - versions.keys() else ""
 
 
 def _release(manifest: Manifest) -> str:

@@ -27,8 +27,9 @@ MANIFEST_SUFFIX = ".manifest.json"
 # each number took that was measured: as many as there are physical cores, and all.
 THREADS, THREAD_TIMES = "threads", "thread_times_ms"
 MEASURED_SUFFIX = ".measured.json"
-# The fact of an engine on the CPU that may run in several libraries: in which, and why.
-BACKEND = "backend"
+# The build option that chooses between libraries on the CPU, and the fact of an engine that says in which it runs, and
+# why; the fact whether a row of one in OpenVINO has the same bits alone and beside others.
+BACKEND, SAME_BITS = "backend", "same_bits"
 # The suffix of OpenVINO's engines, and the build option with its name of their device.
 OPENVINO_SUFFIX, OPENVINO_DEVICE = ".xml", "openvino_device"
 
@@ -77,6 +78,12 @@ class Manifest(Identity):
     build_s: float = Field(ge=0)
     built_on: str = ""
     facts: dict[str, Any] = {}
+
+    @property
+    def needed_tools(self) -> dict[str, str]:
+        """Its tool versions, but that of OpenVINO where it runs in ONNX Runtime."""
+        is_needed = self.engine_file.endswith(OPENVINO_SUFFIX)
+        return {name: version for name, version in self.tool_versions.items() if is_needed or name != "openvino"}
 
     @property
     def is_measured(self) -> bool:
@@ -156,15 +163,15 @@ def metadata_matches(manifest: Identity, wanted: Identity) -> tuple[bool, str]:
     return True, "up to date"
 
 
-def machine_mismatch(manifest: Identity, device: Mapping[str, str], tool_versions: Mapping[str, str]) -> str:
+def machine_mismatch(manifest: Manifest, device: Mapping[str, str], tool_versions: Mapping[str, str]) -> str:
     """How a machine (`device`, `tool_versions`) differs from the one an engine was built for; "" where the engine runs.
 
     Tool versions do not count for a version-compatible plan: the version in its header is checked when it is loaded.
     """
     built, found = dict(manifest.device), {name: device.get(name, "") for name in manifest.device}
     if not manifest.build.get("version_compatible", False):
-        built |= manifest.tool_versions
-        found |= {name: tool_versions.get(name, "") for name in manifest.tool_versions}
+        built |= manifest.needed_tools
+        found |= {name: tool_versions.get(name, "") for name in manifest.needed_tools}
     names = [name for name in {**built, **found} if built.get(name) != found.get(name)]
     parts = [f"{name} {built.get(name)}, this machine has {found.get(name) or 'none'}" for name in names]
     return f"built for {'; '.join(parts)}" if parts else ""

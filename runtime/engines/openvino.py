@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from runtime.engines.merging import MergedWeights
 
 WARM_UP_RUNS = 3
+# Of an engine of one thread that no tick executes: so many callers of `run` execute at once, the next ones wait.
+MOST_CALLERS = 4
 CPU = "CPU"
 NO_FEEDS: Mapping[str, NDArray[Any]] = {}
 
@@ -49,6 +51,8 @@ def need_device(name: str) -> None:
 class OpenVinoEngine:
     """One graph in OpenVINO, in float32. Any thread may call `run`.
 
+    Where no tick executes it and it has one thread, several callers execute at once, as in ONNX Runtime.
+
     `threads`: of the CPU; 0 for as many as the build found best where it had as many cores, else all. The other
     arguments are those of other engines. Raises EngineMismatchError, EngineError, OutOfMemoryError.
     """
@@ -65,7 +69,7 @@ class OpenVinoEngine:
         stream: Stream | None = None,
         weights: MergedWeights | None = None,
     ) -> None:
-        del in_tick, stream  # ticks and host arrays share what is compiled here; the host has one stream
+        del stream  # the host has one
         if weights is not None:
             raise EngineMismatchError(
                 f"engines of OpenVINO take no other weights, and adapters are to be merged into {manifest.name!r}",
@@ -78,6 +82,7 @@ class OpenVinoEngine:
         self.device = device
         self._path, self._fix = folder / manifest.engine_file, fix
         self._threads = threads or measured_threads(manifest, num_cores())
+        self._callers = 1 if in_tick or self._threads != 1 else min(num_cores(), MOST_CALLERS)
         # Held while it compiles again, which other threads wait for.
         self._lock = threading.Lock()
         self.compiled: Any = self._compile()
@@ -153,7 +158,10 @@ class OpenVinoEngine:
         }
         if name == CPU:
             # Threads of several engines that are kept on one core would wait for each other.
-            options |= {properties.inference_num_threads: self._threads, hint.enable_cpu_pinning: False}
+            threads = self._threads * self._callers
+            options |= {properties.inference_num_threads: threads, hint.enable_cpu_pinning: False}
+            if self._callers > 1:
+                options[properties.num_streams()] = self._callers
         need_device(name)
         try:
             return core().compile_model(core().read_model(self._path), name, options)

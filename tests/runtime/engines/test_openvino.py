@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Built
-from helpers.backends import OPENVINO, Backend
+from conftest import Built, Loops
+from helpers.backends import FEW_VARIANTS, OPENVINO, Backend
+from helpers.generations import FEATURES, expected_latents, make, run_all
 
 from runtime.base.errors import EngineError, EngineMismatchError, ShapeError
 from runtime.config.deployment import Deployment
 from runtime.devices.device import HostDevice, Tensor
+from runtime.devices.machine import num_cores
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
 from runtime.engines.manifest import BACKEND, OPENVINO_DEVICE, Manifest, manifest_path, read_manifest
@@ -69,7 +71,7 @@ def test_every_engine_of_the_target_runs_in_openvino(deployment: Deployment) -> 
         "decoder.xml",
         ["decoder.bin"],
     )
-    assert manifest.facts[BACKEND] == "openvino: of the target"
+    assert manifest.facts[BACKEND] == "openvino: as asked for"
     assert manifest.tool_versions.keys() == {"openvino", "onnxruntime"}
     assert manifest.error["max_rel"] < 1e-5
     assert {file.suffix for file in deployment.engine_folder().iterdir()} == {".xml", ".bin", ".json"}
@@ -105,6 +107,28 @@ def test_a_row_has_the_same_bits_beside_others(engine: Engine) -> None:
     ours, theirs = feeds_of(3, 0), feeds_of(3, 1)
     mixed = {name: np.concatenate([values[:1], theirs[name][1:]]) for name, values in ours.items()}
     np.testing.assert_array_equal(engine.run(ours)["velocity"][:1], engine.run(mixed)["velocity"][:1])
+
+
+def test_beside_step_graphs_in_onnx_runtime_a_generation_has_the_same_bits_beside_others(loops: Loops) -> None:
+    """Target cpu, whose decoder runs in OpenVINO."""
+    loop = loops(more=f'{FEW_VARIANTS}backend = "openvino"\n')
+    libraries = {type(loop.engines.decoder).__name__, *(type(each).__name__ for each in loop.engines.steps.values())}
+    assert libraries == {"OpenVinoEngine", "OnnxRuntimeEngine"}
+    requests = [make(name, **FEATURES[name]) for name in ("plain", "guided", "two_conditions", "shift")]
+    alone = [run_all(loop, request).latents(request.id) for request in requests]
+    together = run_all(loop, *requests)
+    for request, latents in zip(requests, alone, strict=True):
+        np.testing.assert_array_equal(together.latents(request.id), latents)
+        np.testing.assert_allclose(latents, expected_latents(loop, request), atol=1e-4, rtol=1e-4)
+
+
+def test_of_one_thread_outside_of_ticks_it_executes_for_several_callers(deployment: Deployment) -> None:
+    folder, most = deployment.engine_folder(), min(num_cores(), 4)
+    for threads, in_tick, callers in ((1, False, most), (1, True, 1), (2, False, 1)):
+        opened: Any = open_engine(folder, "codec_decode", DEVICE, threads=threads, in_tick=in_tick)
+        assert opened.compiled.get_property("NUM_STREAMS") == callers
+        assert opened.compiled.get_property("INFERENCE_NUM_THREADS") == callers * threads
+        opened.close()
 
 
 def test_an_execute_allocates_nothing(engine: Engine) -> None:
