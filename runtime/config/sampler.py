@@ -15,6 +15,8 @@ NoiseLayout = Literal["time_channels", "channels_time"]
 GuidanceRule = Literal["plain", "apg"]
 # Numbers of the rule apg, with their defaults: those of ACE-Step.
 APG_NUMBERS: Final = {"momentum": -0.75, "norm_limit": 2.5, "parallel": 0.0}
+# Of a velocity's change since the step before.
+MAX_EXTRAPOLATION: Final = 10.0
 # What every step reads anew.
 AT_RUN_TIME: Final = {"momentum", "rescale"}
 NO_MOMENTUM: Final = 'its guidance is plain, [guidance] rule, and has none; rule = "apg" has'
@@ -92,6 +94,31 @@ class LogSnrSchedule(TomlTable):
         return self
 
 
+class FittedSteps(TomlTable):
+    """K steps whose numbers were fitted to where many steps end: a bespoke solver (Shaul et al., arXiv 2403.01329).
+
+    Step k computes a velocity v at times[k]; v + extrapolation[k] (v - v_prev) moves the latents as a step of Euler's
+    method from times[k] to ends[k] does, which need not be the next of the times. The last one ends at 0.
+    """
+
+    times: tuple[float, ...] = Field(min_length=1)
+    ends: tuple[float, ...]
+    extrapolation: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        falls = self.times[0] == 1.0 and all(later < earlier for earlier, later in pairwise((*self.times, 0.0)))
+        if not (falls and len(self.times) == len(self.ends) == len(self.extrapolation)):
+            raise ValueError("expected times, ends and extrapolation of each step, the times from 1 down to above 0")
+        if any(not 0.0 <= end < time for time, end in zip(self.times, self.ends, strict=True)) or self.ends[-1] != 0.0:
+            raise ValueError("expected ends that are below the times of their steps, the last one 0")
+        if self.extrapolation[0] != 0.0 or max(map(abs, self.extrapolation)) > MAX_EXTRAPOLATION:
+            raise ValueError(
+                f"expected an extrapolation of 0 in the first step, at most {MAX_EXTRAPOLATION:g} in others"
+            )
+        return self
+
+
 class StepsSpec(TomlTable):
     """How many steps a generation takes by default, and their times. `live_steps` holds in live sessions, where a
     change should be heard soon.
@@ -99,13 +126,15 @@ class StepsSpec(TomlTable):
     schedules: number of steps -> the time of each, in place of what [sampler] schedule or shift make of that number:
     where a generation gives no shift and starts from noise. kept: number of steps -> those that are computed, from 0
     on; the velocity of the others is extrapolated from the two before, so that they take no rows. There too, and where
-    a step does nothing but follow its velocity.
+    a step does nothing but follow its velocity. fitted: number of steps -> numbers of the solver "ab2" in place of its
+    own; where `kept` holds.
     """
 
     steps: int = Field(default=8, ge=1)
     live_steps: int = Field(default_factory=lambda data: data["steps"], ge=1)
     schedules: Mapping[int, tuple[float, ...]] = {}
     kept: Mapping[int, tuple[int, ...]] = {}
+    fitted: Mapping[int, FittedSteps] = {}
 
     @model_validator(mode="after")
     def _check_schedules(self) -> Self:
@@ -116,6 +145,9 @@ class StepsSpec(TomlTable):
         for steps, kept in self.kept.items():
             if not kept or kept[0] != 0 or kept[-1] >= steps or any(b <= a for a, b in pairwise(kept)):
                 raise ValueError(f"kept.{steps}: expected steps in order, from 0 to at most {steps - 1}")
+        for steps, fitted in self.fitted.items():
+            if len(fitted.times) != steps or steps in self.kept:
+                raise ValueError(f"fitted.{steps}: expected {steps} steps, all of them computed")
         return self
 
 

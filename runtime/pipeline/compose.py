@@ -96,7 +96,6 @@ class RequestComposer:
         denoise = denoise_of(options, source, self.bundle)
         sampling = Sampling.of(options, self.bundle, denoise=denoise)
         mask = self._mask(options, segment, source, tail)
-        timesteps, factors = self._timesteps(options, sampling, denoise)
         seed = draw_seed() if options.seed is None else options.seed
         return GenerationRequest(
             frames=segment.frames,
@@ -104,8 +103,7 @@ class RequestComposer:
             negatives=self._counted(self._negatives(options, segment)),
             steps=sampling.num_computed,
             shift=_first(options.shift, sampler.shift),
-            timesteps=timesteps,
-            extrapolation=factors,
+            **self._steps(options, sampling, denoise),
             denoise=denoise,
             seed=seed,
             guidance_mode=sampling.guidance_mode,
@@ -239,16 +237,19 @@ class RequestComposer:
             return ()
         return (Condition(self._tokens(options.negative_prompt, segment, "negative_prompt")),)
 
-    def _timesteps(
-        self, options: GenerationOptions, sampling: Sampling, denoise: float
-    ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-        """The times of the steps, None where the shift makes them; how far they extrapolate where some are left out."""
+    def _steps(self, options: GenerationOptions, sampling: Sampling, denoise: float) -> dict[str, Any]:
+        """The times of the steps, None where the shift makes them; what is not the solver's own of those that are
+        fitted, or of which some are left out."""
+        if sampling.fitted is not None:
+            fitted = sampling.fitted
+            return {"timesteps": fitted.times, "ends": fitted.ends, "extrapolation": fitted.extrapolation}
         times = self.all_times(options, sampling.steps, sampling.solver, denoise)
         if sampling.kept is None:
-            return times, None
+            return {"timesteps": times}
         shift = self.bundle.sampler.shift
         every = schedule(sampling.steps, shift=shift) if times is None else np.array([*times, 0.0], np.float32)
-        return leave_out(every, sampling.kept, is_multistep=sampling.solver == "ab2")
+        kept, factors = leave_out(every, sampling.kept, is_multistep=sampling.solver == "ab2")
+        return {"timesteps": kept, "extrapolation": factors}
 
     def all_times(
         self, options: GenerationOptions, steps: int, solver: str, denoise: float = 1.0

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runtime.config.bundle import Bundle
+from runtime.config.sampler import FittedSteps
 from runtime.requests.jumps import JumpRule
 from runtime.requests.options import GenerationOptions
 from runtime.requests.request import GuidanceMode, Solver
@@ -16,7 +17,7 @@ class Sampling(NamedTuple):
     """What a generation's options, or the bundle's defaults in their place, come to.
 
     velocity_reason: why its steps are of velocity, with a row for each side of guidance; "" unless the solver that was
-    asked for is "jump". kept: those of its steps that are computed; None: all.
+    asked for is "jump". kept: those of its steps that are computed; None: all. fitted: the bundle's numbers of them.
     """
 
     solver: Solver
@@ -24,6 +25,7 @@ class Sampling(NamedTuple):
     velocity_reason: str = ""
     guidance_mode: GuidanceMode = "full"
     kept: tuple[int, ...] | None = None
+    fitted: FittedSteps | None = None
 
     @classmethod
     def of(cls, options: GenerationOptions, bundle: Bundle, *, is_live: bool = False, denoise: float = 1.0) -> Sampling:
@@ -37,7 +39,8 @@ class Sampling(NamedTuple):
         mode = options.guidance_mode or sampler.guidance_mode
         follows = denoise >= 1.0 and _only_follows_velocity(options, solver, bundle)
         kept = usual.kept.get(steps) if follows else None
-        return cls(solver, steps, reason, mode, kept)
+        fitted = usual.fitted.get(steps) if follows and solver == "ab2" else None
+        return cls(solver, steps, reason, mode, kept, fitted)
 
     @property
     def num_computed(self) -> int:

@@ -199,7 +199,8 @@ class GenerationRequest:
     conditions: at least one. negatives: what guidance pushes away from (mode "self" needs none). solver: "jump" takes
     steps of velocity, with Euler's method, where the step parameters ask for what a jump cannot do (see JumpRule).
     extrapolation: how far each step extrapolates its velocity, in place of the solver's own (see timesteps).
-    timesteps: t of each step, descending from at most 1, in place of the schedule of steps and shift.
+    timesteps: t of each step, descending from at most 1, in place of the schedule of steps and shift. ends: the time to
+    which a step of Euler's method takes the latents of each step, in place of the next step's.
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
     initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
@@ -218,6 +219,7 @@ class GenerationRequest:
     guidance_mode: GuidanceMode = "full"
     solver: Solver = "ode"
     extrapolation: tuple[float, ...] | None = None
+    ends: tuple[float, ...] | None = None
     context: Array | None = None
     source: Array | None = None
     noise: Array | None = None

@@ -111,6 +111,21 @@ def distill(
     export_student(checkpoint, folder)
 
 
+@app.command("fit")
+def fit_steps(
+    steps: Annotated[list[int], typer.Argument(help="Numbers of steps, such as 7.", min=2)],
+    folder: Folder = DEFAULT_FOLDER,
+) -> None:
+    """Fit few steps to where many end, for [sampler] fitted in bundle.toml. Needs pip install 'tickrt[export]'.
+
+    Eight minutes for each number.
+    """
+    need_packages(*TRAINING)
+    from configs.demo.recipe.fit import fit
+
+    fit(folder, steps, say=print_line)
+
+
 @app.command("train-adapter")
 def train_adapter(
     style: Annotated[str, typer.Argument(help="music box, or aggressive.")],

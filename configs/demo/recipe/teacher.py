@@ -31,10 +31,11 @@ from configs.demo.recipe.structure import StructureTokenizer
 from configs.demo.recipe.student import JumpDecoder
 from engine_build.export.acestep.graphs import MaskedDecoder
 from engine_build.graphs.adapter_graph import linear_matrices
-from runtime.config.sampler import APG
+from runtime.config.bundle import load_bundle
+from runtime.config.sampler import GuidanceSpec
 
-MOST_GUIDANCE: Final = 6.0
-USUAL_GUIDANCE: Final = 3.0
+MOST_GUIDANCE: Final = 4.0
+USUAL_GUIDANCE: Final = 2.14
 TOKENIZER: Final = "tokenizer."
 SHIFT: Final = 3.0
 
@@ -47,6 +48,7 @@ class Parts:
     table: Tensor
     timbre: TimbreEncoder
     tokenizer: StructureTokenizer
+    rule: GuidanceSpec
 
     def clean(self, latents: Tensor, time: Tensor, *given: Tensor) -> Tensor:
         """The decoder's estimate of the clean latents `[B, T, C]`, unguided. given: tokens, their mask and context."""
@@ -57,6 +59,19 @@ class Parts:
     def velocity(self, latents: Tensor, time: Tensor, *given: Tensor) -> Tensor:
         """The same as a velocity."""
         return (latents - self.clean(latents, time, *given)) / time.clamp(min=MIN_TIME)[:, None, None]
+
+    def guided(self, positive: Tensor, negative: Tensor, guidance: Tensor) -> Tensor:
+        """Adaptive projected guidance as it is with many steps.
+
+        Its momentum M <- d + mu M has then reached d / (1 - mu): a velocity that depends on nothing but the latents and
+        the time, whose solutions are those of the step graph with many steps.
+        """
+        change = (positive - negative) / (1.0 - float(self.rule.momentum or 0.0))
+        norm = change.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        change = change * (float(self.rule.norm_limit or math.inf) / norm).clamp(max=1.0)
+        unit = positive / positive.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        change = change - (change * unit).sum(dim=1, keepdim=True) * unit
+        return positive + (guidance - 1.0) * change
 
     def condition(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Condition tokens `[B, P + L, D]`, their mask, and the mask of the negative: no token but the first."""
@@ -99,7 +114,7 @@ def read_parts(folder: Path) -> Parts:
     table = next(value for value in text.values() if value.shape == (NUM_TOKENS, CONDITION_WIDTH))
     for module in (decoder, timbre, tokenizer):
         module.eval().requires_grad_(False)
-    return Parts(decoder, torch.from_numpy(table.copy()), timbre, tokenizer)
+    return Parts(decoder, torch.from_numpy(table.copy()), timbre, tokenizer, load_bundle(folder).guidance)
 
 
 def initializers(model: onnx.ModelProto) -> dict[str, npt.NDArray[Any]]:
@@ -191,20 +206,6 @@ def shifted(times: Tensor) -> Tensor:
     return SHIFT * times / (1.0 + (SHIFT - 1.0) * times)
 
 
-def guided(positive: Tensor, negative: Tensor, guidance: Tensor) -> Tensor:
-    """Adaptive projected guidance as it is with many steps.
-
-    Its momentum M <- d + mu M has then reached d / (1 - mu): a velocity that depends on nothing but the latents and the
-    time, whose solutions are those of the step graph with many steps.
-    """
-    change = (positive - negative) / (1.0 - float(APG.momentum or 0.0))
-    norm = change.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    change = change * (float(APG.norm_limit or math.inf) / norm).clamp(max=1.0)
-    unit = positive / positive.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    change = change - (change * unit).sum(dim=1, keepdim=True) * unit
-    return positive + (guidance - 1.0) * change
-
-
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def solve(parts: Parts, given: Given, times: Tensor, state: Tensor) -> Solutions:
     """The guided teacher's way through times `[N + 1, B]` by `ab2`, from a state at the first of them."""
@@ -218,7 +219,7 @@ def solve(parts: Parts, given: Given, times: Tensor, state: Tensor) -> Solutions
             torch.cat([state, state]), torch.cat([now, now]), both[0], torch.cat([keep, given.negative]), both[1]
         )
         positive, opposite = sides.chunk(2)
-        velocity = guided(positive, opposite, given.guidance[:, None, None])
+        velocity = parts.guided(positive, opposite, given.guidance[:, None, None])
         taken, length = velocity, (then - now)[:, None, None]
         if before is not None and bool((then > 0).all()):
             taken = velocity + length / (2 * before[1].clamp(max=-1e-6)) * (velocity - before[0])

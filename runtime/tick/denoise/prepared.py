@@ -65,17 +65,18 @@ class Phase(NamedTuple):
 class PreparedGeneration:
     """Everything that admission copies into a slot.
 
-    times `[K + 1]`; gates `[K]`, how far the target's curve is on, None without target; states: state of slot_fields ->
-    its first row `[T, C]`; fields: field -> its row for the whole generation, None where neutral; step_noise `[T, C]`:
-    the first step's, where it draws some. has_cached_negative: the negative velocity that guidance mode "initialize"
-    keeps has been computed; of mode "alternate" the difference, in the step before. extrapolation: K numbers, how far
-    each step extrapolates its velocity, none where the solver does not; previous: what the state previous_velocity is
-    made of, None where it is of no use.
+    times `[K + 1]`; ends `[K]`, to which each step takes the latents; gates `[K]`, how far the target's curve is on,
+    None without target; states: state of slot_fields -> its first row `[T, C]`; fields: field -> its row for the whole
+    generation, None where neutral; step_noise `[T, C]`: the first step's, where it draws some. has_cached_negative: the
+    negative velocity that guidance mode "initialize" keeps has been computed; of mode "alternate" the difference, in
+    the step before. extrapolation: K numbers, how far each step extrapolates its velocity, none where the solver does
+    not; previous: what the state previous_velocity is made of, None where it is of no use.
     """
 
     request: GenerationRequest
     values: StepValues
     times: Array
+    ends: Array
     gates: Array | None
     states: Mapping[str, Array]
     fields: Mapping[str, Any]
@@ -134,6 +135,7 @@ def prepare(request: GenerationRequest, values: StepValues, channels: int) -> Pr
         request=request,
         values=values,
         times=times,
+        ends=times[1:] if request.ends is None else np.array(request.ends, np.float32),  # [K]
         gates=_gates(request),
         states=states,
         fields=_request_fields(request, channels),

@@ -112,12 +112,13 @@ NO_ROW = (1.0, 1.0, 1.0)
 
 @dataclass(slots=True)
 class _Schedule:
-    """A live slot's flow times `[K + 1]`, its gates `[K]` where it has a target, and its next step.
+    """A live slot's flow times, where each step ends, its gates `[K]` where it has a target, and its next step.
 
     rows: of each step the numbers of its rows.
     """
 
     times: list[float]
+    ends: list[float]
     gates: list[float] | None
     step: int
     rows: list[tuple[float, float, float]]
@@ -218,7 +219,7 @@ class SlotState:
             step = schedule.step
             self._time[index] = schedule.times[step]
             self._row_numbers[index] = schedule.rows[step]
-            self._next_time[index] = schedule.times[step + 1]
+            self._next_time[index] = schedule.ends[step]
             if schedule.gates is not None:
                 self._gate[index] = schedule.gates[step]
         self._vectors.has_changed = True
@@ -271,7 +272,7 @@ class SlotState:
     def _set_schedule(self, index: int, work: PreparedGeneration, step: int) -> None:
         self._gate[index] = self._extrapolation[index] = 0.0
         gates = None if work.gates is None else work.gates.tolist()
-        self._schedules[index] = _Schedule(work.times.tolist(), gates, step, _rows_of(work))
+        self._schedules[index] = _Schedule(work.times.tolist(), work.ends.tolist(), gates, step, _rows_of(work))
 
     def _make_field(self, spec: TickTensor, tensor: Tensor, host: NDArray[Any]) -> SlotField:
         return SlotField(self._device, spec, tensor, host, self._changed)

@@ -42,7 +42,7 @@ export const PRESETS = [
       "calm sparse whistle melody, E dorian, 124 bpm",
       "trance, E dorian, 124 bpm",
     ],
-    { pad: [1, 0], controls: { guidance: 4 } },
+    { pad: [1, 0], controls: { guidance: 2.7 } },
   ),
   preset(
     "Daybreak",

@@ -102,6 +102,41 @@ def test_what_is_left_out_is_no_step_of_the_request(built: Built) -> None:
     assert (cover.steps, cover.extrapolation) == (4, None)
 
 
+FITTED = "times = [1.0, 0.7, 0.3], ends = [0.6, 0.4, 0], extrapolation = [0, 1.5, -0.5]"
+
+
+def test_fitted_steps_hold_where_steps_are_left_out_and_of_their_solver(built: Built) -> None:
+    sampler = f'solver = "ab2"\nshift = 2.0\nfitted = {{ 3 = {{ {FITTED} }} }}'
+    with open_pipeline(built(sampler=sampler)) as pipeline:
+        fitted, *others = (
+            LongGeneration(pipeline, options({"steps": 3} | given)).next_request()
+            for given in ({}, {"solver": "ode"}, {"shift": 3.0}, {"steps": 4}, {"ode_noise": 0.1})
+        )
+    assert fitted is not None
+    assert (fitted.timesteps, fitted.ends, fitted.extrapolation) == ((1.0, 0.7, 0.3), (0.6, 0.4, 0.0), (0.0, 1.5, -0.5))
+    assert [(each.timesteps, each.ends, each.extrapolation) for each in others if each] == [(None, None, None)] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("0.7, 0.3]", "0.3, 0.7]"), "the times from 1 down to above 0"),
+        (("0.7, 0.3]", "0.7]"), "of each step"),
+        (("0.4, 0]", "0.8, 0]"), "ends that are below the times"),
+        (("0.4, 0]", "0.4, 0.1]"), "the last one 0"),
+        (("[0, 1.5", "[1, 1.5"), "an extrapolation of 0 in the first step"),
+        (("1.5", "11"), "at most 10 in others"),
+        (("3 = ", "4 = "), "fitted.4: expected 4 steps"),
+        (("fitted", "kept = { 3 = [0, 1] }\nfitted"), "fitted.3: expected 3 steps, all of them computed"),
+    ],
+    ids=str,
+)
+def test_fitted_steps_that_cannot_be_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    sampler = f'solver = "ab2"\nfitted = {{ 3 = {{ {FITTED} }} }}'
+    with pytest.raises(ConfigError, match=message):
+        load_bundle(tiny_bundle(tmp_path, sampler=sampler.replace(*change)))
+
+
 def test_times_are_those_of_the_solver(built: Built) -> None:
     with open_pipeline(built(**JUMPS)) as pipeline:
         jump, velocity, others = (

@@ -39,7 +39,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             "calm sparse whistle melody, E dorian, 124 bpm",
             "trance, E dorian, 124 bpm",
         ),
-        {"guidance": 4.0},
+        {"guidance": 2.7},
     ),
 }
 # Places of the pad: A is 0, 0, B 1, 0, C 0, 1, D 1, 1.

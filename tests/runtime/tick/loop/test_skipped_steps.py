@@ -79,6 +79,21 @@ def test_where_all_are_kept_it_is_the_solver_itself(solver: Any, loops: Loops) -
 
 
 @ALSO_SIMULATED
+def test_fitted_steps_end_elsewhere_than_the_next_begins(loops: Loops) -> None:
+    loop = loops(**EVERY)
+    times, ends, factors = (1.0, 0.8, 0.5, 0.2), (0.75, 0.55, 0.25, 0.0), (0.0, 0.7, -0.3, 1.2)
+    fitted = {"solver": "ab2", "timesteps": times, "ends": ends, "extrapolation": factors}
+    inbox = run_all(loop, make("a", FRAMES, **fitted), make("b", FRAMES, seed=9), make("c", FRAMES, seed=9, **fitted))
+    for name, seed in (("a", make("a", FRAMES).seed), ("c", 9)):
+        x, before = np.float64(noise(FRAMES, C, seed)), 0.0
+        for t, end, factor in zip(times, ends, factors, strict=True):
+            v = velocity(loop, x, t)
+            x = x + (end - t) * (v + factor * (v - before))
+            before = v
+        np.testing.assert_allclose(inbox.latents(name), x, atol=1e-4)
+
+
+@ALSO_SIMULATED
 def test_every_second_guided_step_takes_a_row_less(loops: Loops) -> None:
     loop, inbox, rows = loops(**EVERY), Inbox(), []
     loop.submit(make("a", **{**GUIDED, "guidance_mode": "alternate", "steps": 5}), inbox)
