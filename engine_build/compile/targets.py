@@ -14,7 +14,7 @@ from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.onnxruntime_compiler import compile_cuda, compile_onnxruntime, open_cuda
 from engine_build.compile.rebuild_check import RebuildDecision, preparation_shapes
 from engine_build.compile.tasks import RunRequest, compile_engine, run_engine
-from engine_build.compile.verify import thread_facts
+from engine_build.compile.verify import thread_facts, window_facts
 from engine_build.compile.worker import BuildLog, CompileRequest, Worker
 from engine_build.config import BuildConfig
 from engine_build.graphs.graph_file import Graph, data_files
@@ -124,8 +124,7 @@ def _measure_cpu(task: BuildTask) -> tuple[dict[str, float], Facts]:
     with full_disk_as_oserror(task.engine):
         engine = open_onnxruntime(task.engine, task.options)
     error, facts = _measure_session(task, engine)
-    counts = num_physical_cores(), num_cores()
-    return error, {**facts, **thread_facts(task.engine.parent, task.decision.spec, counts)}
+    return error, {**facts, **_host_facts(task)}
 
 
 def _compile_openvino(task: BuildTask) -> Facts:
@@ -147,7 +146,13 @@ def _measure_openvino(task: BuildTask) -> tuple[dict[str, float], Facts]:
         error = verify_outputs(spec, graph_session(spec.graph, task.options), outputs, task.tolerance)
     finally:
         engine.close()
-    return error, thread_facts(folder, spec, (num_physical_cores(), num_cores()))
+    return error, _host_facts(task)
+
+
+def _host_facts(task: BuildTask) -> Facts:
+    spec, folder = task.decision.spec, task.engine.parent
+    counts = num_physical_cores(), num_cores()
+    return {**thread_facts(folder, spec, counts), **window_facts(folder, spec)}
 
 
 def _compile_cuda(task: BuildTask) -> Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from runtime.base.errors import BuildError
 from runtime.devices.device import Device, HostDevice, Tensor
 from runtime.engines.engine import Engine
 from runtime.engines.loading import open_engine
-from runtime.engines.manifest import THREAD_TIMES, THREADS
+from runtime.engines.manifest import THREAD_TIMES, THREADS, WINDOW_TIMES
 
 SMALLEST_PEAK = 1e-6
 FREE_LETTER = "P"
@@ -33,6 +34,7 @@ Arrays = Mapping[str, NDArray[Any]]
 ROUNDS, WARM_UP_RUNS = 7, 2
 # More threads are worth it where they save so much of the time: they take cores from the codec and the server.
 WORTH = 0.9
+LONGEST_WINDOW_S = 0.1
 
 
 def verify(spec: EngineSpec, graph_session: Any, engine_session: Any, tolerance: float) -> dict[str, float]:
@@ -198,6 +200,33 @@ def thread_facts(folder: Path, spec: EngineSpec, counts: tuple[int, int]) -> dic
     finally:
         for engine in engines.values():
             engine.close()
+
+
+def window_facts(folder: Path, spec: EngineSpec) -> dict[str, Any]:
+    """What windows of a codec in `folder` take, in one thread, each twice as long as the one before: the best of some
+    rounds, in milliseconds. None is longer than one that takes LONGEST_WINDOW_S. {} of other engines. Raises
+    EngineError.
+    """
+    if spec.kind != "codec_decode":
+        return {}
+    engine, times = open_engine(folder, spec.name, HostDevice(), threads=1), dict[int, float]()
+    (shortest, _, longest), (samples, *_) = spec.ranges[0]["T"], spec.ranges[0]["W"]
+
+    def time_execute(frames: int) -> float:
+        sizes = {**sizes_at(spec, spec.ranges[0], 0), "T": frames, "W": frames * samples // shortest}
+        inputs, begin_s = inputs_at(spec.inputs, [sizes], 0), time.perf_counter()
+        engine.run(inputs)
+        return time.perf_counter() - begin_s
+
+    try:
+        frames = shortest
+        while frames not in times and min(time_execute(frames) for _ in range(WARM_UP_RUNS)) < LONGEST_WINDOW_S:
+            times[frames], frames = math.inf, min(2 * frames, longest)
+        for _ in range(ROUNDS):
+            times = {frames: min(seconds, time_execute(frames)) for frames, seconds in times.items()}
+    finally:
+        engine.close()
+    return {WINDOW_TIMES: {str(frames): round(1e3 * seconds, 3) for frames, seconds in times.items()}}
 
 
 def tensors_at(spec: EngineSpec, sizes: Sizes, engine: Engine, device: Device) -> Mapping[str, Tensor]:

@@ -8,6 +8,7 @@ none is given less than its `shortest_frames`; what is missing at the end is the
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.audio.codec_queue import CodecQueue
-from runtime.audio.windows import Window, WindowCutter
+from runtime.audio.windows import Window, WindowCutter, together
 from runtime.base.errors import ConfigError, EngineError, RequestError, ShapeError, TickError
 from runtime.config.bundle import Bundle
 from runtime.config.codec import CodecDecodeSpec, Latents, Pcm
@@ -26,7 +27,7 @@ from runtime.config.deployment import HOST_TARGETS
 from runtime.devices.device import Level
 from runtime.devices.machine import num_cores
 from runtime.engines.engine import RunnableGraph, run_once
-from runtime.engines.manifest import Manifest
+from runtime.engines.manifest import WINDOW_TIMES, Manifest
 
 MAX_DEFAULT_SIZE = 4
 # Windows of one length that one execute decodes on a GPU.
@@ -57,6 +58,12 @@ def windows_per_execute(manifest: Manifest, spec: CodecDecodeSpec, frames: int) 
     ]
     fitting = [most[0] for least, _, most in shapes if least[1] <= frames <= most[1]]
     return min(MAX_BATCH, max(fitting, default=1))
+
+
+def window_ms(manifest: Manifest, frames: int) -> float:
+    """What decoding so many frames takes, by the times of the build; infinite for more than it measured."""
+    times = {int(length): ms for length, ms in manifest.facts.get(WINDOW_TIMES, {}).items()} or {0: math.inf}
+    return float(np.interp(frames, list(times), list(times.values()), right=math.inf))
 
 
 @dataclass(eq=False)
@@ -91,7 +98,8 @@ class _Lane:
 
 class Codec:
     """The bundle's codec. Any thread may call it. The workers of `queue` (default: one) decode; one call at a time
-    encodes. batch: how many windows of so many frames one execute decodes (default: one).
+    encodes. batch: how many windows of so many frames one execute decodes (default: one). cost_ms: what one takes with
+    so many (default: it is not known).
 
     Raises ConfigError where the bundle has no codec.
     """
@@ -103,6 +111,7 @@ class Codec:
         encode: RunnableGraph | None = None,
         queue: CodecQueue | None = None,
         batch: Callable[[int], int] = lambda frames: 1,
+        cost_ms: Callable[[int], float] = lambda frames: math.inf,
     ) -> None:
         if bundle.codec is None:
             raise ConfigError(f"bundle {bundle.name!r} has no [codec]: it makes latents, not audio")
@@ -114,6 +123,7 @@ class Codec:
         self.latent_channels = bundle.latents.channels
         self.queue = queue or CodecQueue()
         self._decode_engine = decode
+        self._cost_ms = cost_ms
         self._batch, self._lanes = batch, {level: _Lane() for level in Level}
         self._encode_engine = encode
         # Held while audio is encoded: one encodes at a time, others wait for it.
@@ -156,6 +166,10 @@ class Codec:
             start_frame=start_frame,
             align_frames=self.spec.decode.align_frames,
         )
+
+    def together(self, windows: Sequence[Window]) -> list[list[Window]]:
+        """As together(), of neighbours in one stream, by what this codec's engine takes."""
+        return together(windows, self._cost_ms, self.spec.decode.window_frames + 2 * self.margin_frames)
 
     def decode_window(self, window: Window) -> Pcm:
         """`[frames * hop_samples, channels]` float32 of a window, equal to that part of the full decode.

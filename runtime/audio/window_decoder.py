@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,9 +104,9 @@ GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 class AudioDecoder:
     """Decodes and finishes the windows of one generation, in order; what is kept of an audio source stays the source's.
 
-    From the second window on, others are decoded ahead where the codec has free workers. total_samples: where the audio
-    is cut; None without an end. kept_frames: the frames of which `splicer` has the source's samples. One thread at a
-    time.
+    Others are decoded ahead where the codec has free workers, neighbours of a part as one where that takes less. But
+    with is_streamed the first audio waits for none of that. total_samples: where the audio is cut; None without an end.
+    kept_frames: the frames of which `splicer` has the source's samples. One thread at a time.
     """
 
     def __init__(
@@ -116,66 +116,81 @@ class AudioDecoder:
         splicer: AudioSplicer | None,
         finisher: Finisher | None,
         kept_frames: NDArray[np.int64],
+        *,
+        is_streamed: bool = True,
     ) -> None:
         self.num_samples = 0
         self._hop_samples, self._total_samples, self._splicer = hop_samples, total_samples, splicer
-        self.finisher, self._kept_frames = finisher, kept_frames
-        self._coming: tuple[Window, ...] = ()
-        self._decoded: dict[int, Future[Pcm]] = {}  # by the index of a window, with its margins
+        self.finisher, self._kept_frames, self._is_streamed = finisher, kept_frames, is_streamed
+        self._coming: list[Window] = []
+        self._spans: dict[int, Window] = {}  # By the index of a window: what it is decoded in.
+        self._decoded: dict[int, Future[Pcm]] = {}  # by the index of a span, with its margins
 
     def decode(self, window: Window, codec: Codec) -> Pcm:
         """The next window's PCM `[n, channels]` float32; empty behind the end. Raises EngineError, RequestError."""
         if window.following is not None:
-            self._coming = tuple(each for each in window.following if len(self._generated_frames(each)))
-        if self.finisher is not None and window.following is not None:
-            pieces = self._probes([window, *window.following], codec, self.finisher.span_starts)
-            self.finisher.measure(pieces, window.first_frame * self._hop_samples)
+            self._arrive((window, *window.following), codec)
         finish = partial(self._finish, window, codec)
         pcm = finish() if self._splicer is None else self._splicer.splice(window.frames * self._hop_samples, finish)
-        self._decoded.pop(window.index, None)
+        if (span := self._span(window)).end_frame == window.end_frame:
+            self._decoded.pop(span.index, None)
         if self._total_samples is not None:
             pcm = pcm[: self._total_samples - self.num_samples]
         self.num_samples += len(pcm)
         return pcm
 
+    def _arrive(self, windows: Sequence[Window], codec: Codec) -> None:
+        """Find which windows of a part are decoded as one, and measure them."""
+        generated = [each for each in windows if len(self._generated_frames(each))]
+        pieces = [] if self.finisher is None else self._pieces(windows, codec, self.finisher.span_starts)
+        read = [window for window in windows if any(len(_inside(window, piece)) for piece in pieces)]
+        is_first = self._is_streamed and windows[0].index == 0
+        awaited = {each.index for each in (windows[0], *read)} if is_first else set()
+        self._spans = _joined([each for each in generated if each.index not in awaited], codec)
+        self._coming = list({span.index: span for span in map(self._span, generated)}.values())
+        if self.finisher is not None:
+            measured = ((int(piece[0]) * codec.hop_samples, self._frames(piece, read, codec)) for piece in pieces)
+            self.finisher.measure(measured, windows[0].first_frame * codec.hop_samples)
+
+    def _span(self, window: Window) -> Window:
+        return self._spans.get(window.index, window)
+
     def _finish(self, window: Window, codec: Codec) -> Pcm:
-        coming = [each for each in self._coming if each.index > window.index][: codec.queue.size]
-        pcm = self._decode(window, codec, coming if window.index else ())
+        coming = [span for span in self._coming if span.index > window.index][: codec.queue.size]
+        pcm = self._decode(window, codec, coming if window.index or not self._is_streamed else ())
         if self.finisher is not None:
             pcm = self.finisher.finish(pcm, window.start_frame * self._hop_samples)
         return codec.trimmed(pcm, window)
 
     def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
         """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
-        if window.index not in self._decoded and not codec.queue.is_inside:
-            self._decoded[window.index] = codec.start(window)
-        for other in others:
-            if other.index not in self._decoded and other.index != window.index:
+        span = self._span(window)
+        if span.index not in self._decoded and not codec.queue.is_inside:
+            self._decoded[span.index] = codec.start(span)
+        for other in map(self._span, others):
+            if other.index not in self._decoded and other.index != span.index:
                 if (started := codec.start_if_free(other)) is None:
                     break
                 self._decoded[other.index] = started
-        if window.index not in self._decoded:  # This thread is the worker that decodes it.
-            self._decoded[window.index] = codec.start(window)
+        if span.index not in self._decoded:  # This thread is the worker that decodes it.
+            self._decoded[span.index] = codec.start(span)
+        begin = (window.start_frame - span.start_frame) * codec.hop_samples
         # Until a worker of the codec has decoded it.
-        return self._decoded[window.index].result()
+        return self._decoded[span.index].result()[begin : begin + len(window.values) * codec.hop_samples]
 
     def _generated_frames(self, window: Window) -> NDArray[np.int64]:
-        end = window.first_frame + window.frames
-        return np.setdiff1d(np.arange(window.first_frame, end), self._kept_frames)
+        return np.setdiff1d(np.arange(window.first_frame, window.end_frame), self._kept_frames)
 
-    def _probes(self, windows: Sequence[Window], codec: Codec, starts: Sequence[int]) -> Iterator[tuple[int, Pcm]]:
-        """A few pieces of what is generated of the windows' frames, for their loudness, with their first samples.
+    def _pieces(self, windows: Sequence[Window], codec: Codec, starts: Sequence[int]) -> list[NDArray[np.int64]]:
+        """A few pieces of what is generated of the windows' frames, for their loudness.
 
-        starts: the samples with which spans begin; there are some of each.
+        starts: the samples with which parts of a level begin; there are some of each.
         """
         hop = codec.hop_samples
         frames = np.concatenate([self._generated_frames(window) for window in windows])
         size = math.ceil(PROBE_S * codec.sample_rate_hz / hop)
         parts = np.split(frames, np.searchsorted(frames, -(-np.array(starts) // hop)))
-        pieces = [piece for part in parts if len(part) for piece in probed(part, size)]
-        read = [window for window in windows if any(len(_inside(window, piece)) for piece in pieces)]
-        for piece in pieces:
-            yield int(piece[0]) * hop, self._frames(piece, read, codec)
+        return [piece for part in parts if len(part) for piece in probed(part, size)]
 
     def _frames(self, numbers: NDArray[np.int64], windows: Sequence[Window], codec: Codec) -> Pcm:
         """PCM of frames that lie in these windows, which are all decoded sooner or later."""
@@ -185,6 +200,17 @@ class AudioDecoder:
                 pcm = codec.trimmed(self._decode(window, codec, windows), window)
                 pieces.append(pcm.reshape(window.frames, -1)[inside])
         return np.concatenate(pieces).reshape(-1, codec.channels)
+
+
+def _joined(windows: Iterable[Window], codec: Codec) -> dict[int, Window]:
+    """By the index of a window: what it is decoded in."""
+    runs = list[list[Window]]()
+    for window in windows:
+        if not runs or runs[-1][-1].end_frame != window.first_frame:
+            runs.append([])
+        runs[-1].append(window)
+    found = [group for run in runs for group in codec.together(run)]
+    return {each.index: span for group in found for span in [reduce(Window.with_next, group)] for each in group}
 
 
 def probed(frames: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from runtime.config.codec import Latents
+
+# What is more urgent waits no longer than this for windows that are decoded as one.
+MOST_TOGETHER_MS = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,34 @@ class Window:
     def first_frame(self) -> int:
         """The number of the first frame after the margin."""
         return self.start_frame + self.margin_before
+
+    @property
+    def end_frame(self) -> int:
+        """The number of the first frame of the margin behind it."""
+        return self.first_frame + self.frames
+
+    def with_next(self, following: Window) -> Window:
+        """Both as one. following: the stream's next one, whose frames begin where this one's end."""
+        new = self.start_frame + len(self.values) - following.start_frame  # the first of its frames that this lacks
+        values, frames = np.concatenate((self.values, following.values[new:])), self.frames + following.frames
+        return replace(self, values=values, frames=frames, is_last=following.is_last, following=None)
+
+
+def together(windows: Sequence[Window], cost_ms: Callable[[int], float], most_frames: int) -> list[list[Window]]:
+    """Neighbours to decode as one, as their margins would be decoded twice: in all they take less than each alone.
+
+    There are as few of these as may be, of even numbers of windows, but two at least, for two workers. Each takes
+    MOST_TOGETHER_MS at most and has `most_frames` at most. cost_ms: what so many frames take, margins counted.
+    """
+    alone = sum(cost_ms(len(window.values)) for window in windows)
+    for number in range(2, len(windows)):
+        bounds = [index * len(windows) // number for index in range(number + 1)]
+        runs = [list(windows[begin:end]) for begin, end in pairwise(bounds)]
+        lengths = [run[-1].start_frame + len(run[-1].values) - run[0].start_frame for run in runs]
+        costs = [cost_ms(length) for length in lengths]
+        if max(lengths) <= most_frames and max(costs) <= MOST_TOGETHER_MS and sum(costs) < alone:
+            return runs
+    return [[window] for window in windows]
 
 
 class WindowCutter:

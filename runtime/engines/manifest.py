@@ -26,6 +26,8 @@ MANIFEST_SUFFIX = ".manifest.json"
 # The facts of a decoder on the CPU, where two virtual cores are one physical one: the best number of threads, and what
 # each number took that was measured: as many as there are physical cores, and all.
 THREADS, THREAD_TIMES = "threads", "thread_times_ms"
+# The fact of a codec's decoder on the CPU: milliseconds that one thread takes, by the number of frames, shortest first.
+WINDOW_TIMES = "window_times_ms"
 MEASURED_SUFFIX = ".measured.json"
 # The build option that chooses between libraries on the CPU, and the fact of an engine that says in which it runs, and
 # why; the fact whether a row of one in OpenVINO has the same bits alone and beside others.
@@ -65,7 +67,8 @@ class Manifest(Identity):
 
     `engine_sha256` is of `engine_file`; `data_files` maps further files to their SHA-256; `size_bytes` covers all.
     `facts`: further results of the build (flags by name, GPU, driver, parser version, memory); nothing depends on them
-    but how many threads (THREADS) an execute takes where the deployment does not say.
+    but how many threads (THREADS) an execute takes where the deployment does not say, and which of a codec's windows
+    are decoded as one (WINDOW_TIMES).
     """
 
     engine_file: str

@@ -206,8 +206,11 @@ class LongGeneration:
         """Raise what score() would, before anything is generated."""
         self.score(np.empty((0, self._pipeline.bundle.latents.channels), np.float32), quantize=quantize)
 
-    def audio_decoder(self) -> AudioDecoder:
-        """What decodes its windows, from the first one on. Raises ConfigError where the bundle has no codec."""
+    def audio_decoder(self, *, is_streamed: bool = True) -> AudioDecoder:
+        """What decodes its windows, from the first one on. is_streamed: whether the first audio is wanted soon.
+
+        Raises ConfigError where the bundle has no codec.
+        """
         codec = self._pipeline.bundle.codec
         if codec is None:
             raise ConfigError(f"bundle {self._pipeline.bundle.name!r} has no [codec]: it makes latents, not audio")
@@ -231,7 +234,7 @@ class LongGeneration:
                     for start, end, *levels in (() if self.plan is None else self.plan.levels)
                 ],
             )
-        return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept))
+        return AudioDecoder(hop, self.total_samples, splicer, finisher, np.flatnonzero(kept), is_streamed=is_streamed)
 
     @property
     def _kept_frames(self) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from runtime.audio.codec import Codec, default_workers, windows_per_execute
+from runtime.audio.codec import Codec, default_workers, window_ms, windows_per_execute
 from runtime.audio.codec_queue import CodecQueue
 from runtime.base.errors import TickError
 from runtime.base.threads import Watched
@@ -243,7 +243,7 @@ def _codec(bundle: Bundle, engines: Mapping[str, Engine], queue: CodecQueue) -> 
         return None
     decode = engines["codec_decode"]
     batch = partial(windows_per_execute, decode.manifest, bundle.codec.decode)
-    return Codec(bundle, decode, engines.get("codec_encode"), queue, batch)
+    return Codec(bundle, decode, engines.get("codec_encode"), queue, batch, partial(window_ms, decode.manifest))
 
 
 def text_encoder_of(bundle: Bundle, engines: Mapping[str, RunnableGraph]) -> TextEncoder | None:

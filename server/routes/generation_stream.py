@@ -93,7 +93,7 @@ class _Encoder:
     """Windows of latents to bytes of the requested format, cut to the requested length. One thread at a time."""
 
     def __init__(self, job: GenerationJob, codec: Codec) -> None:
-        self._decoder, self._codec = job.generation.audio_decoder(), codec
+        self._decoder, self._codec = job.generation.audio_decoder(is_streamed=job.request.is_streamed), codec
         body = job.request.body
         self._writer = AudioWriter(
             body.response_format,

@@ -254,7 +254,7 @@ class Model:
         chunks: list[NDArray[np.float32]] = []
         codec, latents = self._pipeline.codec, self._pipeline.bundle.latents
         cutter = codec and codec.window_cutter(WINDOW_FRAMES, total_frames=generation.total_frames)
-        decoder = codec and generation.audio_decoder()
+        decoder = codec and generation.audio_decoder(is_streamed=False)
         for new in generate_latents(self._pipeline, generation, on_event, wait=True):
             pieces.append(new)
             if codec and cutter and decoder:

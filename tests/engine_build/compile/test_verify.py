@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from conftest import Built
 from helpers.building import build_engine
 from helpers.factories import TinySpec, tiny_decoder, tiny_deployment
 from onnx import helper, numpy_helper
@@ -20,15 +22,24 @@ from engine_build.compile.engine_folder import locked
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.compile.tasks import RunRequest, _smaller, run_engine
-from engine_build.compile.verify import ThreadTime, choose_threads, sample_inputs, thread_facts, verify, verify_outputs
+from engine_build.compile.verify import (
+    ThreadTime,
+    choose_threads,
+    sample_inputs,
+    thread_facts,
+    verify,
+    verify_outputs,
+    window_facts,
+)
 from engine_build.graphs.reference_session import graph_session
 from engine_build.request import load_request
 from engine_build.specs.engine_spec import EngineSpec
 from engine_build.specs.engine_specs import engine_specs
+from runtime.audio.codec import window_ms
 from runtime.base.errors import BuildError
 from runtime.config.deployment import load_deployment
 from runtime.devices.machine import num_cores, num_physical_cores
-from runtime.engines.manifest import THREADS, Manifest
+from runtime.engines.manifest import THREADS, WINDOW_TIMES, Manifest, manifest_path, read_manifest
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +155,26 @@ def test_a_decoder_is_measured_where_two_virtual_cores_are_one(tmp_path: Path) -
     assert facts[THREADS] in (1, 2)
     assert sorted(facts["thread_times_ms"]) == ["1", "2"]
     assert all(milliseconds > 0 for times in facts["thread_times_ms"].values() for milliseconds in times)
+
+
+def test_windows_of_a_codec_are_measured_each_twice_as_long_as_the_one_before(
+    built: Built, specs: dict[str, EngineSpec]
+) -> None:
+    folder, spec = built().engine_folder("cpu"), specs["codec_decode"]
+    shortest, _, longest = spec.ranges[0]["T"]
+    lengths = [min(shortest << doubled, longest) for doubled in range(99)]
+    for facts in (window_facts(folder, spec), read_manifest(manifest_path(folder, spec.name)).facts):
+        times = facts[WINDOW_TIMES]  # on a busy machine not up to the longest
+        assert list(map(int, times)) == sorted(set(lengths[: len(times)]))
+        assert all(milliseconds > 0 for milliseconds in times.values())
+    assert window_facts(folder, specs["decoder"]) == {}
+
+
+def test_what_windows_take_is_between_those_that_were_measured(built: Built) -> None:
+    manifest = read_manifest(manifest_path(built().engine_folder("cpu"), "codec_decode"))
+    assert math.isinf(window_ms(manifest.model_copy(update={"facts": {}}), 1))
+    manifest = manifest.model_copy(update={"facts": {WINDOW_TIMES: {"8": 2.0, "16": 3.0, "24": 5.0}}})
+    assert [window_ms(manifest, frames) for frames in (1, 8, 12, 24, 25)] == [2.0, 2.0, 2.5, 5.0, math.inf]
 
 
 Build = Callable[..., Manifest]

@@ -75,8 +75,10 @@ def decoder(
     splicer: AudioSplicer | None = None,
     finisher: Any = None,
     kept: NDArray[np.int64] = NONE,
+    *,
+    is_streamed: bool = True,
 ) -> AudioDecoder:
-    return AudioDecoder(HOP, total_samples, splicer, finisher, kept)
+    return AudioDecoder(HOP, total_samples, splicer, finisher, kept, is_streamed=is_streamed)
 
 
 def windows(codec: Codec, parts: list[NDArray[np.float32]]) -> list[Window]:
@@ -157,3 +159,36 @@ def test_what_is_kept_of_a_source_is_neither_measured_nor_decoded(codec: Codec) 
         frame = piece.reshape(-1, HOP * CHANNELS)[0]
         assert np.isclose(generated, frame, atol=1e-5).all(1).any()
     assert executes(codec) - before <= 3
+
+
+def decoded_lengths(codec: Codec) -> list[int]:
+    engine = codec._decode_engine
+    assert isinstance(engine, GraphEngine)
+    return [each.shape[1] for feeds in engine.feeds for each in feeds.values() if each.ndim == 3]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("is_finished", [True, False])
+@pytest.mark.parametrize("kept_windows", [0, 2])
+def test_neighbours_are_decoded_as_one_but_the_first_audio_of_a_stream_waits_for_none(
+    is_streamed: bool, is_finished: bool, kept_windows: int, tmp_path: Path
+) -> None:
+    bundle, number = load_bundle(tiny_bundle(tmp_path, SPEC)), 24
+    alone = Codec(bundle, SharedEngine())
+    joining = Codec(bundle, SharedEngine(), queue=CodecQueue(2), cost_ms=lambda frames: 1 + 0.1 * frames)
+    values, kept = latents(number * WINDOW), np.arange(kept_windows * WINDOW) + 5 * WINDOW
+    is_kept = np.isin(np.arange(len(values)), kept)
+    source = np.full((len(values) * HOP, CHANNELS), 0.25, np.float32)
+    audio = []
+    for codec in (alone, joining):
+        splicer = AudioSplicer(is_kept, HOP, 1, iter([source])) if kept_windows else None
+        one = decoder(None, splicer, Measured() if is_finished else None, kept, is_streamed=is_streamed)
+        made = windows(codec, [values[: len(values) // 2], values[len(values) // 2 :]])
+        audio.append(np.concatenate([one.decode(window, codec) for window in made]))
+        assert one._decoded == {}
+        codec.queue.close()
+    np.testing.assert_allclose(audio[1], audio[0], atol=1e-6)
+    lengths, margin = decoded_lengths(joining), joining.margin_frames
+    assert sum(lengths) < sum(decoded_lengths(alone))
+    assert max(lengths) > 2 * WINDOW
+    assert (WINDOW + margin in lengths) == is_streamed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.audio.windows import Window, WindowCutter
+from runtime.audio.windows import MOST_TOGETHER_MS, Window, WindowCutter, together
 
 
 def cut(parts: list[int], cutter: WindowCutter) -> list[Window]:
@@ -125,3 +127,47 @@ def test_decoded_frames_are_released_except_the_margin(total: int | None) -> Non
         windows = list(cutter.cut(np.zeros((100, 1), np.float32)))
         assert max(len(window.values) for window in windows) <= 14
         assert all(window.values.base is None or len(window.values.base) <= 104 for window in windows)
+
+
+@given(
+    parts=st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    margin=st.integers(0, 8),
+    size=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    most=st.integers(76, 300),
+)
+@settings(max_examples=200, deadline=None)
+def test_windows_that_are_decoded_as_one_take_less_than_alone(
+    parts: list[int], margin: int, size: int, seed: int, most: int
+) -> None:
+    windows = cut(parts, WindowCutter(margin, size, sum(parts)))
+    cost_ms = (np.arange(700) * np.random.default_rng(seed).uniform(0.01, 1, 700)).__getitem__
+    runs = together(windows, cost_ms, most)
+    assert [window for run in runs for window in run] == windows
+    joined = [reduce(Window.with_next, run) for run in runs]
+    for run, one in zip(runs, joined, strict=True):
+        assert (one.first_frame, one.end_frame) == (run[0].first_frame, run[-1].end_frame)
+        assert one.margin_before == min(margin, one.first_frame)
+        end = one.start_frame + len(one.values)
+        assert end == run[-1].start_frame + len(run[-1].values)
+        np.testing.assert_array_equal(one.values[:, 0], np.arange(one.start_frame, end))
+    lengths = [len(one.values) for one in joined]
+    if len(runs) < len(windows):
+        assert max(lengths) <= most
+        assert max(map(cost_ms, lengths)) <= MOST_TOGETHER_MS
+        assert sum(map(cost_ms, lengths)) < sum(cost_ms(len(window.values)) for window in windows)
+
+
+@pytest.mark.parametrize(
+    ("windows", "most", "expected"),
+    [(2, 99, [1, 1]), (3, 99, [1, 2]), (6, 99, [3, 3]), (9, 99, [3, 3, 3]), (9, 25, [1, 2, 2, 2, 2]), (4, 15, [1] * 4)],
+)
+def test_there_are_few_runs_of_windows_of_even_numbers(windows: int, most: int, expected: list[int]) -> None:
+    """10 frames and margins of 2 take a fixed 1 ms and 0.8 ms per frame."""
+    runs = together(cut([10 * windows], WindowCutter(2, 10, 10 * windows)), lambda frames: 1 + 0.8 * frames, most)
+    assert [len(run) for run in runs] == expected
+
+
+def test_windows_whose_times_are_not_known_are_decoded_alone() -> None:
+    windows = cut([100], WindowCutter(2, 10, 100))
+    assert together(windows, lambda frames: np.inf, 300) == [[window] for window in windows]
