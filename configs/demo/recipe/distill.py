@@ -43,7 +43,7 @@ class DistillConfig:
 
     steps: int = 7_000
     batch_size: int = 16
-    learning_rate: float = 8e-4
+    learning_rate: float = 1.5e-4
     weight_decay: float = 0.01
     warmup_steps: int = 100
     average_decay: float = 0.998
