@@ -61,7 +61,6 @@ MAY_IMPORT = {
     "runtime.commands": PIPELINE,
     "tickrt": LIVE | {"runtime.commands"},
     "engine_build": {"runtime"},
-    "engine_build.export": {"runtime", "engine_build"},
     "configs": {"runtime", "engine_build"},
     "configs.docs": {"runtime", "engine_build", "server", "profiling", "tickrt"},
     "server.config": {"runtime"},
@@ -74,7 +73,7 @@ MAY_IMPORT = {
     "server.app": SERVICE | {"server.live", "server.routes", "server.protocols"},
     "server.cluster": {"runtime", "server"},
     "server": {"runtime", "server"},
-    "profiling": {"runtime", "tickrt", "server.cluster", "engine_build.export"},
+    "profiling": {"runtime", "tickrt", "server.cluster"},
 }
 
 # Heavy packages and the only modules (or folders, with a slash) that import them.

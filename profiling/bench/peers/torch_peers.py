@@ -16,7 +16,6 @@ from diffusers.utils import logging as diffusers_logging
 from numpy.typing import NDArray
 from transformers.utils import logging as transformers_logging
 
-from engine_build.export.acestep.sources import is_xl, sum_up_timbre
 from profiling.bench.statistics import mean_ms
 from runtime.base.errors import ConfigError, EngineError
 
@@ -139,8 +138,9 @@ class DiffusersPipeline:
             fix = "--torch a folder with model_index.json"
             raise ConfigError(f"AceStepPipeline does not open {checkpoint}: {error}", fix=fix) from error
         self._pipeline.set_progress_bar_config(disable=True)
-        if is_xl(self._pipeline.transformer.config):
-            sum_up_timbre(self._pipeline.condition_encoder.timbre_encoder)
+        sizes = self._pipeline.transformer.config
+        if sizes.encoder_hidden_size not in (None, sizes.hidden_size):
+            _sum_up_timbre(self._pipeline.condition_encoder.timbre_encoder)
         if compiled:
             self._pipeline.transformer = compiled_for_shapes(self._pipeline.transformer)
 
@@ -159,3 +159,12 @@ class DiffusersPipeline:
             output_type=output,
         ).audios
         return [np.asarray(each) for each in made]
+
+
+def _sum_up_timbre(encoder: Any) -> None:
+    """XL's output is that of a learned token before the frames; diffusers reads the first frame's for every model."""
+
+    def with_token(_: Any, __: Any, frames: torch.Tensor) -> torch.Tensor:
+        return torch.cat((encoder.special_token.expand(len(frames), 1, -1), frames), dim=1)
+
+    encoder.embed_tokens.register_forward_hook(with_token)

@@ -47,7 +47,7 @@ def test_every_option_has_what_it_takes_and_what_it_does() -> None:
     # The demo has no voice, no timbre and no tasks of tracks.
     assert left_out <= set(untaken_options(load_bundle(DEMO_BUNDLE))) | {"timbre_id"}
     assert found["bpm"][0] == "number 60 to 180"
-    assert found["steps"][1] == "`10`"
+    assert found["steps"][1] == "`7`"
     assert found["seed"][2] == GenerationOptions.model_fields["seed"].description
     assert "[WeightedPrompt](#weightedprompt)" in found["prompt"][0]
     assert "### WeightedPrompt" in text
