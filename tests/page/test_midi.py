@@ -452,7 +452,9 @@ def test_stems_of_what_plays_are_an_archive(serve: Serve, built: Built, open_pag
         pcm = {name: archive.read(f"{name}.flac") for name in ("mix", "bass", "drums")}
         assert mido.MidiFile(file=io.BytesIO(archive.read("notes.mid"))).length > 0.5
     mix, bass, drums = (soundfile.read(io.BytesIO(data))[0] for data in pcm.values())
-    assert np.abs(bass + drums - mix).max() < 3 * 2**-23
+    # A layer may be louder than all together: a file cuts it off at full scale.
+    is_whole = np.maximum(np.abs(bass), np.abs(drums)) < 1.0 - 2**-22
+    assert np.abs(bass + drums - mix)[is_whole].max() < 3 * 2**-23
     assert len(mix) == SIZES["canvas_frames"] * RATE // 25 if mode == "Loop" else len(mix) >= RATE // 2
     assert not page.is_disabled("#stems-save")
     assert page.inner_text("#stems-save-note") == ""
