@@ -38,5 +38,4 @@ def test_it_comes_nearer_and_a_bundle_takes_its_numbers(parts: teacher.Parts) ->
         before, after = (rows.distance(each(parts, rows.given)) for each in (fit.BespokeSolver(3), found[3]))
     assert after < before
     table = found[3].table()
-    assert said[-1] == f"3 = {table}"
-    assert len(FittedSteps.model_validate(table).times) == 3
+    assert (said[-1], len(FittedSteps.model_validate(table).times)) == (f"3 = {table}", 3)
