@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from runtime.config.deployment import HOST_TARGETS, Target
 
 DECODER: Final = "decoder.onnx"
@@ -199,7 +201,9 @@ def table_text(name: str, values: Mapping[str, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """One TOML value; JSON's strings are TOML's basic strings."""
+    """One TOML value, also of one of NumPy's; JSON's strings are TOML's basic strings."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(key)} = {value_text(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list | tuple):
