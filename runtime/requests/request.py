@@ -268,6 +268,9 @@ def _check_scalars(request: GenerationRequest) -> None:
     times = (1.0, *(request.timesteps or ()), 0.0)
     if any(not later < earlier for earlier, later in pairwise(times[1:])) or not times[1] <= 1.0:
         raise RequestError("expected numbers that descend from at most 1 and stay above 0", field="timesteps")
+    for name in ("extrapolation", "ends"):
+        if (values := getattr(request, name)) is not None and len(values) != request.steps:
+            raise RequestError(f"expected {request.steps} numbers, one for each step, got {len(values)}", field=name)
     if not 0.0 <= request.denoise <= 1.0:
         raise RequestError(f"expected 0 <= denoise <= 1, got {request.denoise}", field="denoise")
     if not request.conditions:

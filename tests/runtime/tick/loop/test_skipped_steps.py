@@ -12,6 +12,7 @@ from helpers import oracle
 from helpers.backends import CPU, SIMULATED, Backend
 from helpers.generations import CONDITIONS, CONTEXT, GUIDED, C, Inbox, make, run_all
 
+from runtime.base.errors import RequestError
 from runtime.engines.engine import run_once
 from runtime.requests.timesteps import leave_out, noise, schedule
 from runtime.tick.loop.tick_loop import TickLoop
@@ -91,6 +92,13 @@ def test_fitted_steps_end_elsewhere_than_the_next_begins(loops: Loops) -> None:
             x = x + (end - t) * (v + factor * (v - before))
             before = v
         np.testing.assert_allclose(inbox.latents(name), x, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ends", "extrapolation"])
+def test_numbers_of_other_steps_are_refused_before_a_tick_sees_them(name: str) -> None:
+    with pytest.raises(RequestError, match="expected 2 numbers, one for each step, got 1") as caught:
+        make("a", FRAMES, timesteps=(1.0, 0.5), **{name: (0.0,)})
+    assert caught.value.field == name
 
 
 @ALSO_SIMULATED
