@@ -132,16 +132,6 @@ class Marks(NamedTuple):
 NO_MARKS = Marks()
 
 
-class _Frame(NamedTuple):
-    """What holds for keys in one frame; all arrays are `[K]`. curve: where that of the instrument begins in `falls`."""
-
-    curve: NDArray[np.int64]
-    rise_frames: NDArray[np.int64]
-    pause_frames: NDArray[np.int64]
-    may_strike: NDArray[np.bool_]
-    may_change: NDArray[np.bool_]
-
-
 class Breath:
     """Gives the notes of latents, which arrive in pieces, in order, of any length, the envelopes of their instruments.
 
@@ -208,11 +198,8 @@ class Breath:
         if marks.given is not None:
             strikes &= ~marks.given[:, channels]
         may_change = np.ones(levels.shape, bool) if marks.fixed is None else ~marks.fixed[:, channels]
-        made, rows = np.empty_like(levels), self._rows(latents)
-        limits = (self._layout.rise_frames[rows], self._layout.pause_frames[rows])
-        frames = (rows * CURVE_FRAMES, *limits, strikes, may_change)
-        for index in range(len(levels)):
-            made[index] = self._next(levels[index], _Frame(*(values[index] for values in frames)))
+        rows = self._rows(latents)
+        made = self._heard_levels(levels, rows, strikes, may_change)
         self._row = rows[-1]
         shaped = latents.copy()
         shaped[:, channels] = np.where(made < levels, silence + scale * made, latents[:, channels])
@@ -234,32 +221,70 @@ class Breath:
         ]
         return np.stack(rows, axis=1)[:, self._layout.layer_of]
 
-    def _next(self, level: NDArray[np.float32], frame: _Frame) -> NDArray[np.float32]:
-        """The levels of one frame, `[K]`."""
-        spec, before, heard = self._spec, self._before, self._heard
-        self._is_on &= level >= spec.off
-        np.minimum(self._age + 1, CURVE_FRAMES - 1, out=self._age)
-        self._since += 1
-        fall = self._layout.falls.take(frame.curve + self._age)
-        again = level > RECOVERY * np.minimum(*before)
-        again |= np.minimum(level, self._peak * fall) > RECOVERY * np.minimum(*heard)
-        again &= self._since >= frame.rise_frames
-        again |= frame.may_strike & (level > IS_HELD * self._top) & (fall < self._rung_out)
-        again |= ~self._is_on
-        begins = again & (level > spec.on)
-        self._is_on |= begins
-        np.putmask(self._since, begins, 0)
-        np.putmask(self._top, begins, 0.0)
-        np.maximum(self._top, level, out=self._top)
-        rising = (self._since < frame.rise_frames) & (self._age <= frame.pause_frames)
-        is_highest = begins | (rising & (level > self._peak))
-        np.putmask(self._peak, is_highest, level)
-        np.putmask(self._age, is_highest, 0)
-        np.putmask(fall, is_highest, 1.0)
-        # A note that is held is heard as one, however it falls; it swells, but not so fast as it would be struck.
-        most = np.maximum(self._peak * fall, self._least)
-        np.putmask(most, ~(rising | begins), np.minimum(most, heard[1] + self._swell))
-        made = np.where(self._is_on & frame.may_change, np.minimum(level, most), level)
-        self._before, self._heard = (before[1], level), (heard[1], made)
-        self._rung_out = RUNG_OUT
-        return made
+    def _heard_levels(
+        self,
+        levels: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        strikes: NDArray[np.bool_],
+        may_change: NDArray[np.bool_],
+    ) -> NDArray[np.float32]:
+        """The levels `[T, K]` with their envelopes. rows: of instruments; may_change: where levels may fall; `[T, K]`.
+
+        One frame after the other, without a new array in any: the time of this is that of calls of NumPy.
+        """
+        spec, layout = self._spec, self._layout
+        is_on, peak, age, since, top = self._is_on, self._peak, self._age, self._since, self._top
+        raw, heard = np.stack((*self._before, *levels)), np.stack((*self._heard, *levels))  # [2 + T, K]
+        rises, falls = levels > RECOVERY * np.minimum(raw[:-2], raw[1:-1]), layout.falls.ravel()
+        size = levels.shape[1]
+        ones, last, zeros = np.ones(size, np.int64), np.full(size, CURVE_FRAMES - 1), np.zeros(size, np.int64)
+        recovery, swell, full = np.full((3, size), [[RECOVERY], [self._swell], [1.0]], np.float32)
+        none, least = np.zeros(size, np.float32), np.full(size, self._least)
+        mark, again, rising = np.empty((3, size), bool)
+        share, most = np.empty((2, size), np.float32)
+        frames = zip(
+            levels, levels >= spec.off, levels > spec.on, rises, rows * CURVE_FRAMES,
+            layout.rise_frames[rows], layout.pause_frames[rows], strikes, np.logical_or.reduce(strikes, axis=1),
+            may_change, heard, heard[1:], heard[2:], strict=False,
+        )  # fmt: skip
+        for level, sounds, may, recovers, start, rise, pause, strike, may_strike, changes, older, old, new in frames:
+            is_on &= sounds
+            age += ones
+            np.minimum(age, last, out=age)
+            since += ones
+            fall = falls.take(start + age)
+            np.minimum(older, old, out=most)
+            most *= recovery
+            np.multiply(peak, fall, share)
+            np.minimum(level, share, out=share)
+            np.greater(share, most, again)
+            again |= recovers
+            again &= np.greater_equal(since, rise, mark)
+            if may_strike:
+                again |= strike & (level > IS_HELD * top) & (fall < self._rung_out)
+            self._rung_out = RUNG_OUT
+            again |= np.logical_not(is_on, mark)
+            begins = np.logical_and(again, may, again)
+            is_on |= begins
+            np.putmask(since, begins, zeros)
+            np.putmask(top, begins, none)
+            np.maximum(top, level, out=top)
+            np.less(since, rise, rising)
+            rising &= np.less_equal(age, pause, mark)
+            np.greater(level, peak, mark)
+            mark &= rising
+            mark |= begins
+            np.putmask(peak, mark, level)
+            np.putmask(age, mark, zeros)
+            np.putmask(fall, mark, full)
+            np.multiply(peak, fall, most)
+            np.maximum(most, least, out=most)
+            # A note that is held is heard as one, however it falls; it swells, but not so fast as it would be struck.
+            np.add(old, swell, share)
+            np.minimum(most, share, out=share)
+            rising |= begins
+            np.putmask(share, rising, most)
+            np.minimum(level, share, out=share)
+            np.putmask(new, np.logical_and(is_on, changes, mark), share)
+        self._before, self._heard = (raw[-2], raw[-1]), (heard[-2], heard[-1])
+        return heard[2:]

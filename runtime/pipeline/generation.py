@@ -11,7 +11,8 @@ LongGeneration has no thread and no clock: its user submits `next_request()` and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from queue import SimpleQueue
@@ -25,9 +26,9 @@ from runtime.audio.metadata import GenerationMetadata
 from runtime.audio.stems import StemDecoder
 from runtime.audio.window_decoder import CROSSFADE_S, AudioDecoder, AudioSplicer, surrounding_loudness
 from runtime.base.errors import ConfigError, GenerationCancelledError, RequestError, ShapeError
+from runtime.base.threads import Workers
 from runtime.config.codec import Latents, Pcm
-from runtime.config.notes import NotesSpec
-from runtime.music.note_levels import Phrase, phrases_of
+from runtime.music.note_levels import phrases_of
 from runtime.music.part_moods import NO_MOODS
 from runtime.music.score import Score
 from runtime.music.tracker import score_of
@@ -35,7 +36,7 @@ from runtime.pipeline.compose import NO_INPUTS, GenerationInputs, denoise_of
 from runtime.pipeline.pipeline import Pipeline
 from runtime.pipeline.played_notes import PlayedNotes
 from runtime.pipeline.sampling import Sampling
-from runtime.pipeline.songs.ending import Ending, LastNotes, ending_of
+from runtime.pipeline.songs.ending import ending_of
 from runtime.pipeline.songs.planner import Caller
 from runtime.pipeline.songs.planning import AnyPlan, is_planned, plan_of, think
 from runtime.pipeline.sources import has_encoded_latents, kept_frames, settled_options
@@ -104,7 +105,8 @@ class LongGeneration:
         self._notes: PlayedNotes | None = None
         if bundle.notes is not None:
             end_frame = int(self._total_s * bundle.latents.frame_rate_hz)
-            last = last_notes(self.ending, self.plan, inputs.phrases, bundle.notes, bundle.silence(1)[0], end_frame)
+            chord = None if self.plan is None else self.plan.tonic_chord
+            last = self.ending.last_notes(chord, inputs.phrases, bundle.notes, bundle.silence(1)[0], end_frame)
             self._notes = PlayedNotes(bundle.notes, bundle, options, inputs, self.plan, self.total_frames, moods, last)
 
     @property
@@ -353,21 +355,32 @@ def generate_together(
 
     The first one that fails cancels the others.
     """
-    events: SimpleQueue[tuple[str, Event]] = SimpleQueue()
-    in_flight = dict[str, str]()
+    events: SimpleQueue[tuple[str, Event | BaseException]] = SimpleQueue()
+    in_flight, left = dict[str, str](), threading.Event()
+    # The next segment is submitted by another thread: what is made is not kept back by a plan that is not.
+    submitting = Workers(1, "submit", waits=True)
 
     def submit(name: str) -> None:
-        """Its next segment, if there is one."""
-        if (request := generations[name].next_request()) is not None:
-            in_flight[name] = pipeline.loop.submit(request, lambda event: events.put((name, event)), wait=wait)
+        if generations[name].segment is not None:
+            in_flight[name] = ""
+            submitting.submit(submit_next, name)
+
+    def submit_next(name: str) -> None:
+        try:
+            request = generations[name].next_request()
+            assert request is not None
+            in_flight[name] = request.id
+            pipeline.loop.submit(request, lambda event: events.put((name, event)), wait=wait, has_left=left.is_set)
+        except BaseException as error:
+            events.put((name, error))
 
     try:
         for name in generations:
             submit(name)
         while in_flight:
-            # Until the tick thread publishes something of one of them.
+            # Until the tick thread publishes something of one of them, or one cannot be submitted.
             name, event = events.get()
-            if on_event is not None:
+            if on_event is not None and not isinstance(event, BaseException):
                 on_event(event)
             if (latents := _latents_of(event)) is not None:
                 del in_flight[name]
@@ -375,9 +388,12 @@ def generate_together(
                 submit(name)
                 yield name, new
     finally:
+        left.set()
+        pipeline.loop.wake()
         for generation in generations.values():
             generation.close()
-        for request_id in in_flight.values():
+        submitting.shutdown()  # until what is being submitted is, or has been told that nobody waits
+        for request_id in filter(None, in_flight.values()):
             pipeline.loop.cancel(request_id)
 
 
@@ -415,9 +431,11 @@ def generate_audio(
                     yield pcm
 
 
-def _latents_of(event: Event) -> Latents | None:
+def _latents_of(event: Event | BaseException) -> Latents | None:
     """What a request ends with; None as long as it goes on. Raises its error."""
     match event:
+        case BaseException():
+            raise event
         case Finished(latents=latents):
             return latents
         case Failed(error=error):
@@ -425,18 +443,3 @@ def _latents_of(event: Event) -> Latents | None:
         case Cancelled(request_id=request_id):
             raise GenerationCancelledError(f"generation {request_id} was cancelled")
     return None
-
-
-def last_notes(
-    ending: Ending,
-    plan: AnyPlan | None,
-    phrases: Sequence[Phrase],
-    spec: NotesSpec,
-    silence: NDArray[np.float32],
-    end_frame: int,
-) -> LastNotes | None:
-    """The notes that music of `end_frame` frames ends with; None where it ends otherwise. silence: `[C]`."""
-    if (first := ending.ring_frame) is None or plan is None:
-        return None
-    kept = frozenset(phrase.layer for phrase in phrases if phrase.end_frame > first)
-    return LastNotes(spec, silence, plan.tonic_chord, first, end_frame, kept)

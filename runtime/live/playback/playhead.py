@@ -10,7 +10,7 @@ from typing import Any
 from runtime.base.errors import RequestError
 from runtime.live.protocol.messages import Ack
 
-REACH_S = 0.06  # Audio this close after the playhead is not replaced: it could not arrive in time.
+REACH_S = 0.02  # Audio this close after the playhead is not replaced: it is played before what replaces it is there.
 LEAD_START_S, LEAD_MIN_S, LEAD_MAX_S = 0.4, 0.3, 2.0
 # A dip is how far the client's buffer was below the lead. The lead is this much more than the largest dip of the last
 # minutes; changes replace what was sent, so a long lead delays nothing.

@@ -5,7 +5,7 @@ Letters: T frames, C latent channels, K keys of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from runtime.config.bundle import Bundle
 from runtime.config.codec import Latents
 from runtime.config.notes import EnvelopeSpec, NoteLayerSpec, NotesSpec
 from runtime.music.envelopes import PLAIN, envelope_of, level_curve
-from runtime.music.note_levels import OCTAVE
+from runtime.music.note_levels import OCTAVE, Phrase
 from runtime.music.tempo import tempo_of
 from runtime.pipeline.compose import GenerationInputs
 from runtime.pipeline.sources import keeps_end
@@ -42,6 +42,21 @@ class Ending(NamedTuple):
     ring_frame: int | None = None
     fade_s: float = FADE_OUT_S
     silent_s: float = 0.0
+
+    def last_notes(
+        self,
+        chord: tuple[int, ...] | None,
+        phrases: Iterable[Phrase],
+        spec: NotesSpec,
+        silence: NDArray[np.float32],
+        end_frame: int,
+    ) -> LastNotes | None:
+        """The notes that music of `end_frame` frames ends with; None where it ends otherwise. chord: None: no plan."""
+        first = self.ring_frame
+        if first is None or chord is None:
+            return None
+        kept = frozenset(phrase.layer for phrase in phrases if phrase.end_frame > first)
+        return LastNotes(spec, silence, chord, first, end_frame, kept)
 
 
 CUT = Ending()

@@ -130,18 +130,25 @@ class TickLoop:
         """Whether nothing is in the loop: what has had its terminal event is not."""
         return len(self.registry) == 0
 
-    def submit(self, request: GenerationRequest, listener: Listener, *, wait: bool = False) -> str:
+    def submit(
+        self,
+        request: GenerationRequest,
+        listener: Listener,
+        *,
+        wait: bool = False,
+        has_left: Callable[[], bool] = lambda: False,
+    ) -> str:
         """Ask for a generation; exactly one terminal event follows. Returns the request's id.
 
         Of one session's generations that wait for a slot, only the newest is kept: the others end as Cancelled. wait:
-        block until a place is free, instead of raising QueueFullError. Raises RequestError, ShapeError, QueueFullError,
-        DrainingError, EngineDeadError.
+        block until a place is free, instead of raising QueueFullError, and until `has_left` is true where `wake` is
+        called then. Raises RequestError, ShapeError, QueueFullError, DrainingError, EngineDeadError.
         """
         width = condition_width(self.engines.decoder, self.bundle.decoder.inputs)
         check_request(request, self.bundle, self.deployment, width)
         adapters = self._adapters(request.parameters.adapters)
         adapters |= self._adapters(self.registry.overrides(request.session).get("adapters"))
-        with self._place(request, listener, adapters=adapters, wait=wait):
+        with self._place(request, listener, adapters=adapters, wait=wait, has_left=has_left):
             values = resolve(request, StepParameters(), self.engines.adapters, self._rule)
             work = prepare(request, values, self.bundle.latents.channels)
             with self._resolving:
@@ -163,9 +170,8 @@ class TickLoop:
     ) -> str:
         """Ask the planner for a sequence; exactly one terminal event follows. `state`: continue there (see snapshot).
 
-        wait: for a place, for at most `timeout_s`, and until `has_left` is true where `wake` is called then. Raises
-        RequestError, also where the bundle has no planner, CheckpointError where the state does not fit, and as submit
-        does.
+        wait: for a place, for at most `timeout_s`, and until `has_left` is true, as submit has it. Raises RequestError,
+        also where the bundle has no planner, CheckpointError where the state does not fit, and as submit does.
         """
         if self.bundle.planner is None:
             raise RequestError(f"the bundle {self.bundle.name!r} has no planner", fix="use one with [planner]")

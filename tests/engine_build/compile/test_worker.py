@@ -320,6 +320,11 @@ class Clock:
         return self.now_s
 
 
+def states_of(pid: int) -> dict[str, str]:
+    """A process and its descendants, with their states as proc(5) has them."""
+    return {each: fields[0] for each, fields in watchdog._family(pid)}
+
+
 @contextmanager
 def running(code: str) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -327,7 +332,7 @@ def running(code: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             family: list[int] = []
-            while new := {process.pid, *(int(pid) for pid, _ in watchdog._family(process.pid))}.difference(family):
+            while new := {process.pid, *map(int, states_of(process.pid))}.difference(family):
                 _send(signal.SIGSTOP, new)  # so that none begins another unseen
                 family += new
             _send(signal.SIGKILL, family)
@@ -369,7 +374,7 @@ def test_what_waits_hangs_after_its_time(kind: str) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         processes = 2 if "child" in kind else 1
-        until(lambda: [fields[0] for _, fields in watchdog._family(process.pid)] == ["S"] * processes)
+        until(lambda: [*states_of(process.pid).values()] == ["S"] * processes)
         found, never = Watchdog(process.pid, STALL_S, clock), Watchdog(process.pid, 0, clock)
         found.is_stalled()  # what it did until then counts
         clock.now_s += STALL_S - 0.1

@@ -12,6 +12,7 @@ from conftest import Built
 from helpers.adapters import adapter_deployment
 from helpers.backends import FEW_VARIANTS
 from helpers.factories import TinySpec
+from helpers.http_harness import eventually
 from helpers.odd_audio import DAMAGED
 
 import tickrt
@@ -104,6 +105,7 @@ def test_leaving_a_stream_cancels_it(model: tickrt.Model) -> None:
 
     loop.observers.append(wait_after_the_first_segment)
     for _ in model.stream("a", seconds=60):
+        eventually(lambda: not loop.is_empty)  # the next segment is in flight
         break
     left.set()
     model.generate("b", seconds=1)

@@ -17,6 +17,7 @@ from runtime.base.errors import RequestError
 from runtime.live.parts.pieces import Pieces
 from runtime.live.parts.running import ESTIMATE_START_S
 from runtime.live.playback.canvas import Piece, PlacedSource
+from runtime.live.playback.playhead import REACH_S
 from runtime.live.protocol.messages import Ack, LivePrompt, Reset, SetPrompts
 from runtime.music.envelopes import level_curve
 from runtime.requests.timesteps import noise
@@ -126,7 +127,7 @@ def test_a_change_generates_again_from_where_it_can_be_heard() -> None:
     now_s = extension.play_to(20 * HOP)
     extension.controls.change({"shift": 2.0}, 1)
     job = extension.generations.start("s")
-    cut = -(-round((now_s + 0.06 + 0.11) * RATE) // HOP)
+    cut = -(-round((now_s + REACH_S + 0.11) * RATE) // HOP)
     assert job.is_refresh
     assert job.segment.start_frame + job.segment.keep_frames in (cut - 1, cut)
 
@@ -138,7 +139,7 @@ def test_what_was_heard_stays_when_a_refresh_is_late() -> None:
     job = extension.generations.start("s")
     late_s = extension.play_to(35 * HOP)
     extension.at(late_s).generations.finish(job.id, extension.latents(2))
-    assert extension.numbers() == [(0, 1), (37, 2)]
+    assert extension.numbers() == [(0, 1), (36, 2)]
 
 
 def test_a_refresh_that_is_heard_nowhere_is_made_again() -> None:
@@ -192,7 +193,7 @@ def test_a_write_must_lie_in_what_is_known() -> None:
     with pytest.raises(RequestError, match=r"known from 0\.00 to 2\.56 s"):
         extension.mode.region(60, 10)
     extension.write(1, 5, [9] * 20)
-    assert extension.numbers() == [(0, 1), (12, 9), (25, 1)]
+    assert extension.numbers() == [(0, 1), (11, 9), (25, 1)]
 
 
 def test_latents_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,25 @@ def test_a_generator_that_is_closed_ends_the_plan(pipeline: Pipeline) -> None:
         codes(generation)
 
 
+def test_what_is_made_is_there_while_the_plan_of_what_follows_is_waited_for(pipeline: Pipeline) -> None:
+    generation, goes_on = LongGeneration(pipeline, options(seconds=2.4)), threading.Event()
+    assert generation.num_segments > 1
+    assert generation.plan is not None
+    hints = generation.plan.hints
+
+    def gated(start_frame: int, frames: int) -> NDArray[np.float32]:
+        assert start_frame == 0 or goes_on.wait(60)
+        return hints(start_frame, frames)
+
+    generation.plan.hints = gated  # type: ignore[method-assign]
+    pieces = generate_latents(pipeline, generation)
+    first = next(pieces)
+    assert not goes_on.is_set()
+    goes_on.set()
+    made = np.concatenate([first, *pieces])
+    assert np.array_equal(made, whole(pipeline, LongGeneration(pipeline, options(seconds=2.4))))
+
+
 @pytest.fixture(scope="module")
 def form(built: Built) -> Iterator[Pipeline]:
     with open_pipeline(built(planner={"capacity": 1024, "plan": True})) as opened:
