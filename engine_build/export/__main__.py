@@ -58,6 +58,13 @@ CheckSeconds = Annotated[
     float, typer.Option(min=1.0, max=60.0, help="Length of what is generated: twice by each, in float32.")
 ]
 CheckTarget = Annotated[Target, typer.Option(help="Where TickRT runs; what it is compared with runs on the CPU.")]
+Calibrates = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Of a model of many steps also find those that can be left out, and name them in bundle.toml.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON, not as Markdown.")]
 
 
@@ -162,6 +169,7 @@ def check_bundle(
     out: CheckOut = None,
     seconds: CheckSeconds = 10.0,
     target: CheckTarget = "cpu",
+    calibrate: Calibrates = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a report, write it into `out`, and print it. Raises typer.Exit where a check failed."""
@@ -170,7 +178,7 @@ def check_bundle(
 
     assert family.check is not None
     folder = out or Path(f"{family.name}-check")
-    report = family.check(CheckOptions(folder, seconds, target), **own)
+    report = family.check(CheckOptions(folder, seconds, target, calibrates=calibrate), **own)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"report.md": report.markdown(), "report.json": json.dumps(report.as_json(), indent=1) + "\n"}
     for name, text in texts.items():

@@ -6,10 +6,12 @@ The pipeline runs first and is gone when the bundle's engines are opened: one of
 from __future__ import annotations
 
 import gc
+import json
 import math
+import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,11 +29,14 @@ from engine_build.export.bundle_export import (
     OnProgress,
     write_bundle,
 )
+from engine_build.export.bundle_tables import value_text
 from engine_build.export.check_report import Check, CheckFigure, CheckReport, measured, this_machine, versions_of
 from runtime.audio.decoding import read_audio
 from runtime.audio.encoding import AudioWriter, write_audio
 from runtime.audio.formats import complete_file
 from runtime.base.errors import ConfigError
+from runtime.base.threads import start_python
+from runtime.config.bundle import BUNDLE_FILE
 from runtime.config.codec import Latents, Pcm
 from runtime.config.deployment import Target, load_deployment
 from runtime.config.sampler import DcwSpec
@@ -53,6 +58,9 @@ AUDIO_LIMIT: Final = 1e-3
 BESIDE_LIMIT: Final = 1e-4
 # Of finished music: -16 LUFS.
 SILENCE_DBFS: Final = -60.0
+# Where steps may be left out: from so many on, if what is made is as near to that of all as with this share of them.
+MANY_STEPS: Final = 20
+NEAR_SHARE: Final = 0.6
 BUNDLE: Final = "bundle"
 SOUND: Final = "sound.wav"
 
@@ -65,13 +73,14 @@ class CheckOptions:
     """Options of a check.
 
     out: a folder for the bundle, its engines, the report and the sound. audio: music for what needs some; None: a clip
-    of our own.
+    of our own. calibrates: bundle.toml names the steps that can be left out, where the model has many.
     """
 
     out: Path
     seconds: float = 10.0
     target: Target = "cpu"
     audio: Path | None = None
+    calibrates: bool = False
 
     @property
     def deployment(self) -> Path:
@@ -137,7 +146,7 @@ class CheckpointCheck(ABC, Generic[SourceType, FactsType]):
             machine,
             versions_of(self.options.target),
             [*questions, graph, *checks],
-            [*figures, *self.more_figures(facts)],
+            [*figures, *self.more_figures(facts), *(calibrated(self.options) if self.options.calibrates else ())],
         )
 
     @abstractmethod
@@ -247,6 +256,37 @@ def _compare(
         CheckFigure(f"TickRT on {options.target}: the WAV file, with the bundle's own defaults", served_s, "s"),
     ]
     return checks, figures
+
+
+def calibrated(options: CheckOptions, prompts: Sequence[str] = ()) -> list[CheckFigure]:
+    """Find which steps a model of many can leave out, as `tickrt-bench skip` does, and write them into bundle.toml.
+
+    prompts: what is tried; (): that command's own. Raises ConfigError where it fails.
+    """
+    steps = load_deployment(options.deployment).loaded_bundle.sampler.steps
+    if steps < MANY_STEPS:
+        return []
+    words = [
+        "--steps",
+        str(steps),
+        "--plain",
+        str(round(NEAR_SHARE * steps)),
+        *(f"--prompt={each}" for each in prompts),
+    ]
+    code = "from runtime.commands.startup import bench; bench()"
+    with start_python(code, "skip", str(options.deployment), *words, "--json", "-", stdout=subprocess.PIPE) as process:
+        printed = process.communicate()[0]
+    if process.returncode:
+        raise ConfigError("tickrt-bench skip has failed", fix=f"tickrt-bench skip {options.deployment}")
+    best = json.loads(printed)["best"] or {"fewer": 1.0}
+    if "kept" in best:
+        path = options.out / BUNDLE / BUNDLE_FILE
+        values = {"guidance_mode": best["mode"], "kept": {str(steps): best["kept"]}}
+        lines = "".join(f"{name} = {value_text(value)}\n" for name, value in values.items())
+        head, table, rest = path.read_text(encoding="utf-8").partition("[sampler]\n")
+        path.write_text(head + table + lines + rest, encoding="utf-8")
+    name = f"rows of {steps} steps over those without what can be left out: at most as far as {words[3]} steps"
+    return [CheckFigure(name, best["fewer"])]
 
 
 def _without_correction(opened: Pipeline) -> Pipeline:

@@ -25,7 +25,7 @@ pytest.importorskip("transformers")
 
 from engine_build.export.acestep.check import AceStepCheck  # noqa: E402
 from engine_build.export.acestep.sources import AceStepCheckpoint  # noqa: E402
-from engine_build.export.parity import CheckOptions, compare  # noqa: E402
+from engine_build.export.parity import MANY_STEPS, NEAR_SHARE, CheckOptions, calibrated, compare  # noqa: E402
 
 SECONDS = 2.4
 
@@ -64,6 +64,23 @@ def test_every_check_passes_on_the_checkpoint_s_own_bundle(checked: Any) -> None
 def test_what_diffusers_leaves_out_of_xl_is_measured(checked: Any) -> None:
     (figure,) = (each for each in checked.figures if each.name.startswith("XL: "))
     assert figure.figure > 0.1
+
+
+def test_steps_that_can_be_left_out_are_found_and_named(checked: Any, options: Any) -> None:
+    steps = load_bundle(options.out / "bundle").sampler.steps
+    (figure,) = calibrated(options, ["piano"])
+    sampler = load_bundle(options.out / "bundle").sampler
+    assert steps == sampler.steps >= MANY_STEPS
+    assert figure.figure > 1.0
+    kept = sampler.kept[steps]
+    assert kept[0] == 0
+    assert len(kept) < NEAR_SHARE * steps
+    turbo = replace(options, out=options.out / "turbo")
+    shutil.copytree(options.out / "bundle", turbo.out / "bundle")
+    path = turbo.out / "bundle/bundle.toml"
+    path.write_text(path.read_text().replace(f"steps = {steps}", "steps = 8"))
+    shutil.copy(options.deployment, turbo.deployment)
+    assert calibrated(turbo) == []
 
 
 def test_the_sound_is_a_file_of_its_own(checked: Any, options: Any) -> None:
