@@ -209,7 +209,7 @@ class ControlState:
         return NO_OPTIONS.model_copy(update={name: getattr(final, name) for name in given_options(final, TEXT_OPTIONS)})
 
     def stored(self) -> StoredControls:
-        """What `restore` takes; times are relative to now."""
+        """What `restore` takes, without ramps that have ended; times are relative to now."""
         now_s = self.clock.now_s
         return StoredControls(
             seed=self.defaults["seed"],
@@ -222,9 +222,12 @@ class ControlState:
             ramps={
                 name: replace(_later(ramp, -now_s), start=plain_value(ramp.start), end=plain_value(ramp.end))
                 for name, ramp in self._ramps.items()
+                if now_s < ramp.end_s
             },
             weight_ramps={
-                text: StoredWeightRamp(**vars(_later(each, -now_s))) for text, each in self._weight_ramps.items()
+                text: StoredWeightRamp(**vars(_later(each, -now_s)))
+                for text, each in self._weight_ramps.items()
+                if now_s < each.end_s
             },
             scheduled=[replace(change, patch=plain_values(change.patch)) for change in self.scheduled],
         )

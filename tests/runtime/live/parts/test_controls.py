@@ -142,6 +142,16 @@ def test_a_ramp_moves_linearly_and_its_seq_is_complete_at_the_end() -> None:
     assert (at(controls, 11.0).value("guidance"), at(controls, 11.0).full_seq) == (1.0, 2)
 
 
+def test_ramps_that_have_ended_are_not_stored() -> None:
+    controls = state()
+    controls.change({"guidance": 5.0}, 1, ramp_s=1.0)
+    controls.change_prompts({"b": 1.0}, None, 2, ramp_s=1.0)
+    assert at(controls, 0.9).stored().ramps
+    assert at(controls, 0.9).stored().weight_ramps
+    assert not at(controls, 1.0).stored().ramps
+    assert not at(controls, 1.0).stored().weight_ramps
+
+
 def test_a_scheduled_change_begins_in_time_and_holds_back_the_full_seq() -> None:
     controls = state()
     playhead = Playhead(controls.clock, RATE)
