@@ -20,6 +20,9 @@ FULL_SIZE_ARGS ?=
 # Tests of one file share what they built, so a file stays with one process. Many wait: three processes keep two cores busy.
 PARALLEL ?= --numprocesses 3 --dist loadfile
 
+# To collect all tests takes longer than most suites' share of them.
+MARKED = $$(grep -rlF mark.$(1) --include="test_*.py" tests)
+
 # npx keeps the compiler in its own cache, outside the tree.
 TSC := npx --yes --package=typescript@7 -- tsc
 PAGE := server/live/page
@@ -54,7 +57,7 @@ test: .venv/.installed-test  ## the test suite: no torch, no GPU
 	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped and not docs" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
 
 test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
-	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $$(grep -rlF mark.shipped --include="test_*.py" tests) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $(call MARKED,shipped) $(PYTEST_ARGS)
 
 test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec, tokenizers, evaluation
 	$(BIN)/python -m pytest -m "not export and not slow and not docs" $(PARALLEL) $(RECIPE_TESTS) $(PYTEST_ARGS)
@@ -62,8 +65,8 @@ test-recipe: .venv/.installed-recipe  ## the demo bundle's recipe: corpus, codec
 # Tracing is one thread's work: two processes, each with one thread. Both targets share the tiny exports in build/.
 test-builder: export OMP_NUM_THREADS := 1
 test-builder: .venv/.installed-builder .venv/.contract .venv-export/.installed-builder  ## NVIDIA's own packages: the bindings have our calls, parser and builder (TensorRT-RTX) take every engine: no GPU
-	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
-	$(EXPORT_BIN)/python -m pytest -m "builder and export" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "builder and not export" --numprocesses 2 --dist worksteal $(call MARKED,builder) $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "builder and export" --numprocesses 2 --dist loadfile $(call MARKED,builder) $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 	$(BIN)/python -m pytest -m "slow and not export and not gpu" $(PYTEST_ARGS)
@@ -90,7 +93,7 @@ test-docs: .venv/.installed-docs  ## the site: built, its links, its examples
 
 test-export: export OMP_NUM_THREADS := 1
 test-export: .venv-export/.installed  ## what needs torch, in an environment of its own
-	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+	$(EXPORT_BIN)/python -m pytest -m "export and not gpu and not builder" --numprocesses 2 --dist loadfile $(call MARKED,export) $(PYTEST_ARGS)
 
 lint: .venv/.installed-test  ## ruff and mypy, strict; the limits of size in tests/house.toml; tsc for the page where Node.js is
 	$(BIN)/ruff check .
@@ -154,6 +157,12 @@ clean:  ## remove engines, caches and build outputs; the environments stay
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test]'
 	@touch $@
 
+# All of them but Ray and a release's tools, resolved once. Each of these stamps has a rule of its own, so one at a time works too.
+.venv/.installed-all: pyproject.toml | .venv/bin/python
+	@echo "Installing TickRT and what its tests need into .venv (a few minutes) ..."
+	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,recipe,page,clients,docs]' "$(BUILDER)"
+	@touch .venv/.installed .venv/.installed-test $(addprefix .venv/.installed-,recipe builder page clients docs) $@
+
 .venv/.installed-recipe: .venv/.installed-test
 	@echo "Installing librosa into .venv ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[cpu,test,recipe]'
@@ -207,10 +216,10 @@ build/clients/.installed:
 	$(EXPORT_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[export,test]'
 	@touch $@
 
-.venv-export/.installed-builder: .venv-export/.installed
-	@echo "Installing TensorRT-RTX into .venv-export ..."
-	$(EXPORT_BIN)/python $(PIP_INSTALL) --editable '.[export,test]' "$(BUILDER)"
-	@touch $@
+.venv-export/.installed-builder: pyproject.toml | .venv-export/bin/python
+	@echo "Installing torch, the exporter and TensorRT-RTX into .venv-export (several minutes the first time) ..."
+	$(EXPORT_BIN)/python $(PIP_INSTALL) '$(TORCH)' --editable '.[export,test]' "$(BUILDER)"
+	@touch .venv-export/.installed $@
 
 .venv-export/.installed-peers: .venv-export/.installed
 	@echo "Installing OpenVINO into .venv-export ..."

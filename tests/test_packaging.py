@@ -281,6 +281,16 @@ def test_a_second_make_installs_nothing(checkout: Path) -> None:
     assert "pytest" in after
 
 
+def test_what_ci_needs_in_venv_is_resolved_once(checkout: Path) -> None:
+    fake_python(checkout / ".venv/bin/python", "3.12.1")
+    script = make(checkout, "--dry-run", ".venv/.installed-all").stdout
+    assert script.count("pip install") == 1
+    (touch,) = [line for line in script.splitlines() if line.startswith("touch")]
+    subprocess.run(touch, shell=True, cwd=checkout, check=True)
+    steps = ["lint", "test", *(f"test-{name}" for name in MORE_TESTS if name not in ("builder", "export"))]
+    assert "pip install" not in make(checkout, "--dry-run", *steps, ".venv/.installed-builder").stdout
+
+
 def test_a_changed_project_installs_again(checkout: Path) -> None:
     for stamp in STAMPS:
         (checkout / stamp).parent.mkdir(parents=True, exist_ok=True)
