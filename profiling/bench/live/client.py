@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from runtime.base.errors import TickError
-from runtime.live.protocol.frames import HEADER
+from runtime.live.protocol.frames import HEADER, IS_REPLACING
 from runtime.live.protocol.messages import SUBPROTOCOL, Ack, ClientMessage, Open
 from runtime.live.protocol.server_messages import (
     Applied,
@@ -114,8 +114,9 @@ class LiveClient:
     def _take_audio(self, data: bytes) -> None:
         now_s = self._clock()
         self.received_bytes += len(data)
-        _, start, samples, first_seq, full_seq, _, _ = HEADER.unpack_from(data)
-        self.log.write(AudioRange(start, start + samples, first_seq, full_seq, now_s), now_s)
+        _, start, samples, first_seq, full_seq, _, flags = HEADER.unpack_from(data)
+        audio = AudioRange(start, start + samples, first_seq, full_seq, now_s)
+        self.log.write(audio, now_s, is_replacing=bool(flags & IS_REPLACING))
         if self.log.lead_s() >= BUFFER_S:
             self.log.start(now_s)
 
@@ -200,7 +201,8 @@ class SoundLog:
     """A client that plays by the clock: from `start()` on the playhead moves in real time, also over missing audio.
 
     Audio that arrives before it is played replaces what was there, audio that arrives later is dropped. `played` lists
-    what was played, `gaps` the silence (begin, end) in place of audio that had not arrived; `late_samples`: dropped.
+    what was played, `gaps` the silence (begin, end) in place of audio that had not arrived; `late_samples`: dropped,
+    but for what replaces audio.
     """
 
     def __init__(self, sample_rate_hz: int, next_sample: int) -> None:
@@ -259,11 +261,11 @@ class SoundLog:
         worst, self._worst_lead_s = self._worst_lead_s, None
         return self.lead_s() if worst is None else worst
 
-    def write(self, audio: AudioRange, now_s: float) -> None:
-        """Take a chunk that arrived at `now_s`."""
+    def write(self, audio: AudioRange, now_s: float, *, is_replacing: bool = False) -> None:
+        """Take a chunk that arrived at `now_s`. is_replacing: where it is late, the audio before it goes on."""
         self.advance(now_s)
         new = audio.cut(self._played_to, audio.end)
-        self.late_samples += min(new.begin, audio.end) - audio.begin
+        self.late_samples += 0 if is_replacing else min(new.begin, audio.end) - audio.begin
         if new.begin >= new.end:
             return
         around = [part for old in self._buffered for part in (old.cut(0, new.begin), old.cut(new.end, old.end))]

@@ -305,6 +305,8 @@ def test_only_what_is_not_played_yet_is_replaced_and_late_audio_is_dropped() -> 
     log.advance(10.4)
     assert heard(log) == [(0, 100, 0, 0), (100, 300, 7, 7), (300, 400, 0, 0)]
     assert log.late_samples == 50 + 100
+    log.write(chunk(100, 200, 9, 9), 10.4, is_replacing=True)
+    assert log.late_samples == 50 + 100
 
 
 def test_the_worst_lead_is_the_smallest_since_it_was_asked_for() -> None:
