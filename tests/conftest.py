@@ -196,9 +196,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 @pytest.fixture
-def backend() -> Backend:
-    """Where ticks run; a module that runs everywhere has a fixture of this name with BACKENDS as its parameters."""
-    return CPU
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Where ticks run: the test's parameter. A module that runs everywhere has a fixture of this name with BACKENDS."""
+    wanted: Backend = getattr(request, "param", CPU)
+    return wanted
 
 
 def resized(deployment: Deployment, depth: int, max_rows: int) -> Deployment:

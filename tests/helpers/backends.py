@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from simulator.fixture import Machine, child_environment, simulated
@@ -55,6 +56,8 @@ class Backend:
         with (
             simulated(late=self.late, rtx=self.target == "tensorrt-rtx")
             if self.is_simulated
+            else compiled_once()
+            if self.target == "openvino"
             else nullcontext() as machine
         ):
             yield machine
@@ -69,6 +72,33 @@ class Backend:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+_compiled: dict[object, Any] = {}
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """OpenVINO compiles an engine once per process, which takes long."""
+    import runtime.engines.openvino as engines
+
+    core = engines.core()
+
+    class Shared:
+        available_devices = core.available_devices
+
+        def read_model(self, path: Path) -> Path:
+            return path
+
+        def compile_model(self, path: Path, *options: Any) -> Any:
+            key = path, path.stat().st_mtime_ns, repr(options)
+            if key not in _compiled:
+                _compiled[key] = core.compile_model(core.read_model(path), *options)
+            return _compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "core", Shared)
+        yield
+
+
 CPU = Backend()
 OPENVINO = pytest.param(
     Backend("openvino"),
@@ -79,6 +109,7 @@ SIMULATED = (
     Backend("tensorrt", is_simulated=True, capture=False),
     Backend("tensorrt", is_simulated=True, late=False),
 )
+ALSO_SIMULATED = pytest.mark.parametrize("backend", [CPU, SIMULATED[0]], indirect=True, ids=str)
 SIMULATED_RTX = Backend("tensorrt-rtx", is_simulated=True)
 REAL = tuple(pytest.param(Backend(target), marks=pytest.mark.gpu) for target in ("cuda", "tensorrt"))
 BACKENDS = (CPU, OPENVINO, *SIMULATED, *REAL)

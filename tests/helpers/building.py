@@ -18,7 +18,8 @@ def build_engine(
     folder: Path,
     environment: BuildEnvironment,
     log: BuildLog | None = None,
+    worker: Worker | None = None,
 ) -> Manifest:
-    """As Build.build_engine, with a build process of its own where one is needed. Raises BuildError."""
-    with Worker() as worker:
-        return Build(request, folder, environment, worker).build_engine(decision, log)
+    """As Build.build_engine, with a build process of its own where one is needed and none given. Raises BuildError."""
+    with Worker() as own:
+        return Build(request, folder, environment, worker or own).build_engine(decision, log)

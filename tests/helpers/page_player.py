@@ -66,6 +66,13 @@ system.give = () => (system.isTaken = false);
 """
 
 
+def wait_for_status(page: Any, pattern: str) -> None:
+    """Until the page says what matches."""
+    page.wait_for_function(
+        "(pattern) => new RegExp(pattern).test(document.getElementById('status').textContent)", arg=pattern
+    )
+
+
 def play(page: Any) -> None:
     """Click on play and wait until it is heard."""
     page.click("#play")

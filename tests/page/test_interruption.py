@@ -7,17 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.page_player import INTERRUPTED, IS_HEARD, SYSTEM, play
+from helpers.page_player import INTERRUPTED, IS_HEARD, SYSTEM, play, wait_for_status
 
 pytestmark = pytest.mark.page
 
 OpenPage = Callable[..., Any]
-
-
-def wait_for_status(page: Any, pattern: str) -> None:
-    page.wait_for_function(
-        "(pattern) => new RegExp(pattern).test(document.getElementById('status').textContent)", arg=pattern
-    )
 
 
 def clock_s(page: Any) -> float:

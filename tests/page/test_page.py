@@ -192,7 +192,8 @@ def test_it_resumes_after_a_killed_server(serve: Serve, open_page: OpenPage) -> 
     server.start()
     page.wait_for_selector("#status[data-status=live]")
     page.wait_for_function(IS_HEARD)
-    assert [(message["resumed"], message["controls"]["values"]["guidance"]) for message in ready] == [(True, guidance)]
+    assert all(message["resumed"] for message in ready)  # on a slow machine a connection may be lost again
+    assert ready[0]["controls"]["values"]["guidance"] == guidance
     assert page.input_value("#seed") == seed
     assert value_of(page, "guidance") > guidance
     assert page.inner_text("#messages") == ""

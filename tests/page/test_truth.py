@@ -8,19 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.page_player import IS_HEARD, play
+from helpers.page_player import IS_HEARD, play, wait_for_status
 
 pytestmark = pytest.mark.page
 
 OpenPage = Callable[..., Any]
 Serve = Callable[..., Any]
 LOST = ("WebSocket connection", "ERR_CONNECTION", "Failed to load resource")
-
-
-def wait_for_status(page: Any, pattern: str) -> None:
-    page.wait_for_function(
-        "(pattern) => new RegExp(pattern).test(document.getElementById('status').textContent)", arg=pattern
-    )
 
 
 def clock(page: Any) -> str:

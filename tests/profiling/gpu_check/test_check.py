@@ -18,6 +18,7 @@ import pytest
 from conftest import Built
 from helpers.factories import tiny_deployment
 from helpers.paths import ROOT
+from helpers.processes import is_running
 from helpers.storage_faults import faults
 from simulator.fixture import child_environment
 from typer.main import get_command
@@ -264,13 +265,6 @@ FULL = Path("/dev/full")
 
 def run(steps: list[CheckStep], folder: Path, minutes: float = 10.0) -> list[CheckOutcome]:
     return list(run_steps(steps, folder, minutes))
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def still_running(pids: list[str]) -> bool:

@@ -21,6 +21,7 @@ from simulator.onnxruntime_gpu import simulated_provider
 
 from engine_build.compile.environment import build_environment
 from engine_build.compile.rebuild_check import check_rebuilds
+from engine_build.compile.worker import Worker
 from engine_build.config import ALL_STEP_FEATURES
 from engine_build.request import request_of
 from runtime.base.errors import ConfigError, EngineMismatchError, RequestError
@@ -83,9 +84,11 @@ def build_some(deployment: Deployment) -> None:
     request, target = request_of(deployment), deployment.target
     folder, environment = deployment.engine_folder(), build_environment(target, request.options)
     folder.mkdir(parents=True)
-    for decision in check_rebuilds(request, target, environment=environment):
-        if decision.spec.name in ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain", f"step.{ALL_STEP_FEATURES}"):
-            build_engine(decision, request, folder, environment)
+    needed = ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain", f"step.{ALL_STEP_FEATURES}")
+    with Worker() as worker:  # to start one takes longer than a build
+        for decision in check_rebuilds(request, target, environment=environment):
+            if decision.spec.name in needed:
+                build_engine(decision, request, folder, environment, worker=worker)
 
 
 def latents(deployment: Deployment, merged: dict[str, float], rows: dict[str, float]) -> np.ndarray:

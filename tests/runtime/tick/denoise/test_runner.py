@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.backends import CPU, Backend
 from helpers.generations import C, make
 
 from runtime.base.errors import EngineNotBuiltError
@@ -20,12 +19,6 @@ from runtime.tick.denoise.runner import MAX_IDLE_BUCKETS, DenoiseRunner
 from runtime.tick.loop.tick_loop import TickLoop
 from runtime.tick.runner import TickContext
 from runtime.tick.scheduling.slot import Slot
-
-
-@pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Backend:
-    wanted: Backend = getattr(request, "param", CPU)
-    return wanted
 
 
 def context_of(loop: TickLoop) -> TickContext:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Loops
-from helpers.backends import CPU, SIMULATED, Backend
+from helpers.backends import ALSO_SIMULATED
 from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, Inbox, expected_latents, make, rand, run_all
 
 from runtime.base.errors import RequestError
@@ -26,15 +26,6 @@ VELOCITIES: dict[str, dict[str, Any]] = {
     "rescale": {"parameters": StepParameters(guidance=3.0, rescale=0.5)},
     "mode": {"guidance_mode": "initialize"},
 }
-
-
-@pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Backend:
-    wanted: Backend = getattr(request, "param", CPU)
-    return wanted
-
-
-ALSO_SIMULATED = pytest.mark.parametrize("backend", [CPU, SIMULATED[0]], indirect=True, ids=str)
 
 
 def close(found: Any, wanted: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import Loops
 from helpers import oracle
-from helpers.backends import CPU, SIMULATED, Backend
+from helpers.backends import ALSO_SIMULATED, CPU, Backend
 from helpers.generations import CONDITIONS, CONTEXT, GUIDED, C, Inbox, make, run_all
 
 from runtime.base.errors import RequestError
@@ -20,15 +20,6 @@ from runtime.tick.loop.tick_loop import TickLoop
 FRAMES, STEPS, SHIFT = 32, 10, 2.0
 EVERY: dict[str, Any] = {"more": ""}
 KEPT = ((0, 1, 2, 5, 9), (0, 2, 4, 6, 8), (0, 3, 4, 5), (0, 9), (0,))
-
-
-@pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Backend:
-    wanted: Backend = getattr(request, "param", CPU)
-    return wanted
-
-
-ALSO_SIMULATED = pytest.mark.parametrize("backend", [CPU, SIMULATED[0]], indirect=True, ids=str)
 
 
 def velocity(loop: TickLoop, x: Any, t: float) -> Any:
@@ -80,8 +71,8 @@ def test_where_all_are_kept_it_is_the_solver_itself(solver: Any, loops: Loops) -
 
 
 @ALSO_SIMULATED
-def test_fitted_steps_end_elsewhere_than_the_next_begins(loops: Loops) -> None:
-    loop = loops(**EVERY)
+def test_fitted_steps_end_elsewhere_than_the_next_begins(backend: Backend, loops: Loops) -> None:
+    loop = loops(**EVERY if backend == CPU else {})
     times, ends, factors = (1.0, 0.8, 0.5, 0.2), (0.75, 0.55, 0.25, 0.0), (0.0, 0.7, -0.3, 1.2)
     fitted = {"solver": "ab2", "timesteps": times, "ends": ends, "extrapolation": factors}
     inbox = run_all(loop, make("a", FRAMES, **fitted), make("b", FRAMES, seed=9), make("c", FRAMES, seed=9, **fitted))
@@ -102,8 +93,8 @@ def test_numbers_of_other_steps_are_refused_before_a_tick_sees_them(name: str) -
 
 
 @ALSO_SIMULATED
-def test_every_second_guided_step_takes_a_row_less(loops: Loops) -> None:
-    loop, inbox, rows = loops(**EVERY), Inbox(), []
+def test_every_second_guided_step_takes_a_row_less(backend: Backend, loops: Loops) -> None:
+    loop, inbox, rows = loops(**EVERY if backend == CPU else {}), Inbox(), []
     loop.submit(make("a", **{**GUIDED, "guidance_mode": "alternate", "steps": 5}), inbox)
     while (record := loop.tick()) is not None:
         rows.append(record.rows)
