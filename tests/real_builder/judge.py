@@ -61,10 +61,12 @@ class Verdict:
     warnings: Sequence[str]
 
 
-def need_builder() -> None:
-    """Skips the test where TensorRT-RTX is not installed."""
+def need_builder(*, with_torch: bool = False) -> None:
+    """Skips the test where TensorRT-RTX is not installed; with_torch: or what exports."""
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("TensorRT-RTX is not installed: make test-builder installs it (x86-64, Linux and Windows)")
+    for package in ("torch", "diffusers") if with_torch else ():
+        pytest.importorskip(package)
 
 
 def release() -> str:

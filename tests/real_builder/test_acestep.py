@@ -37,9 +37,7 @@ XL = ROOT / "configs" / "acestep-v15-xl-turbo.toml"
 
 @pytest.fixture(scope="module", autouse=True)
 def _builder() -> None:
-    need_builder()
-    pytest.importorskip("torch")
-    pytest.importorskip("diffusers")
+    need_builder(with_torch=True)
 
 
 @pytest.fixture(scope="module")

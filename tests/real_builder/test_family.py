@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.builder, pytest.mark.export]
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need_builder()
-    pytest.importorskip("torch")
-    pytest.importorskip("diffusers")
+    need_builder(with_torch=True)
     return Walk(tmp_path_factory.mktemp("walk")).export()
 
 

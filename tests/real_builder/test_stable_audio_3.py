@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
-from helpers.tiny_exports import export_bundle
-from helpers.tiny_stable_audio_3 import SIZES, save_own_checkpoint
+from helpers.tiny_exports import TinyExports, export_bundle
+from helpers.tiny_stable_audio_3 import SIZES
 from real_builder.judge import decisions_of, judge, need_builder
 
 pytestmark = [pytest.mark.builder, pytest.mark.export, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 PARTS = ("decoder", "decoder.adapters", "codec_decode", "codec_encode", "text_encoder")
 TINY = """[deployment]
-bundle = "bundle"
+bundle = "{}"
 [[shapes]]
-rows = { min = 1, opt = 4, max = 8 }
-frames = { min = 2, opt = 26, max = 26 }
-tokens = { min = 1, opt = 32, max = 257 }
+rows = {{ min = 1, opt = 4, max = 8 }}
+frames = {{ min = 2, opt = 26, max = 98 }}
+tokens = {{ min = 1, opt = 32, max = 257 }}
 [runtime]
 depth = 4
 adapter_rank = 8
@@ -29,9 +29,7 @@ step_variants = ["sde"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _builder() -> None:
-    need_builder()
-    pytest.importorskip("torch")
-    pytest.importorskip("diffusers")
+    need_builder(with_torch=True)
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -43,13 +41,9 @@ def size(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def tiny(size: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The deployment of a tiny bundle with every part."""
-    from engine_build.export.stable_audio_3.sources import StableAudioCheckpoint
-
-    folder = tmp_path_factory.mktemp("tiny")
-    source = StableAudioCheckpoint(save_own_checkpoint(folder / "checkpoint", size))
-    export_bundle(source, folder / "bundle", canvas_s=2.4)
-    (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
-    return folder / "tiny.toml"
+    path = tmp_path_factory.mktemp("tiny") / "tiny.toml"
+    path.write_text(TINY.format(TinyExports.of_this_code().stable_audio_bundle(size)), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
@@ -90,7 +84,7 @@ def published_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     source = RandomStableAudio.of_layers("small", 0, layers=2, text_changes={})
     export_bundle(source, folder / "bundle", name="sa", canvas_s=2.4)
-    (folder / "text.toml").write_text(TINY.replace("adapter_rank = 8\n", ""), encoding="utf-8")
+    (folder / "text.toml").write_text(TINY.format("bundle").replace("adapter_rank = 8\n", ""), encoding="utf-8")
     return folder / "text.toml"
 
 
