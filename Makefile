@@ -73,7 +73,7 @@ test-slow: .venv/.installed-test  ## long runs: soak, floods, kill and resume
 
 test-page: .venv/.installed-page  ## the page in a headless browser: Chromium, and Firefox where it is
 	$(BIN)/tickrt-build $(CONFIG)
-	$(BIN)/python -m pytest -m page $(PYTEST_ARGS) tests/page
+	$(BIN)/python -m pytest -m page --numprocesses 2 --dist loadfile $(PYTEST_ARGS) tests/page
 
 bench-page: .venv/.installed-page  ## from pressing play on the page to the first sound, in a headless browser
 	$(BIN)/tickrt-build $(CONFIG)
