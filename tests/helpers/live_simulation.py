@@ -40,6 +40,7 @@ MODEL = LiveModel(
     margin_frames=MARGIN,
     window_frames=32,
     defaults={"guidance": 3.0, "steps": 8, "shift": 1.0},
+    window_s=0.2,
 )
 PLANNING = replace(MODEL, plan=FACTS)
 STEP_S, LIMIT_S = 0.005, 90

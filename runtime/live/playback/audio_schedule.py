@@ -13,9 +13,9 @@ from runtime.live.protocol.actions import DecodeWindow, LiveModel
 from runtime.live.protocol.frames import AudioChunk
 from runtime.live.protocol.server_messages import Applied, TrackedNotes
 
-# The shortest window, except where the placement ends, and how long those become that a client with a long lead gets.
-# Both margins of a window of LONG_MARGINS margins are two fifths of its work.
-WINDOW_S, LONG_WINDOW_S, LONG_MARGINS = 0.2, 0.32, 3
+# How long windows become that a client with a long lead gets. Both margins of a window of LONG_MARGINS margins are two
+# fifths of its work.
+LONG_WINDOW_S, LONG_MARGINS = 0.32, 3
 CHUNK_S = 0.32  # What continues the audio is sent in chunks no longer than this, each when the client wants it.
 FADE_S = 0.025  # Clients crossfade over this long where audio is replaced.
 
@@ -236,7 +236,7 @@ class AudioSchedule:
                 placement = self._timeline.at(begun)
             if placement is None:
                 return
-            end = max(until, start + round(WINDOW_S * self._model.sample_rate_hz))
+            end = max(until, start + round(self._model.window_s * self._model.sample_rate_hz))
             following = self._timeline.next_start(begun)
             end = end if following is None else min(end, following + self._fade)
             window = self._window(placement, start, end, is_replacing=False)
@@ -264,7 +264,7 @@ class AudioSchedule:
         if not self._has_underrun:
             left_s = (self.requested_until - self._playhead.position) / rate_hz
             seconds = min(seconds, max(left_s, 2 * margin_s))
-        return self.requested_until + round(max(WINDOW_S, seconds) * rate_hz)
+        return self.requested_until + round(max(self._model.window_s, seconds) * rate_hz)
 
     def _changed_windows(self, reach: int) -> Iterator[DecodeWindow]:
         if self._checked_version == self._timeline.version or self._is_waiting(True):
