@@ -96,13 +96,10 @@ class PlanSpec(TomlTable):
     tempo of songs whose prompts name it and no tempo. scales: by value of the header's "mode" the semitones above its
     "key", whose values are `KEYS`. pitches: by group of codes and its token the pitch classes that it sounds, one bit
     each, the lowest is C; a token that sounds one outside the song's scale is not sampled. Scales and pitches are given
-    both or not at all. held_bars: how many bars in a row a layer of a section that recalls none holds the same pitches
-    at most; tonic_bars: every so many bars of such a section all its layers that sound a pitch sound the tonic. 0: any
-    number, and never; both take pitches. steps: by value of a header's field, such as a genre or meter, where in a beat
-    notes may begin; the last field of the header that has steps decides; where none has, notes begin anywhere. onsets:
-    by group of codes and its token the frames in which a note begins, one bit each, the lowest is the code's first; a
-    token with one that is not the nearest to a step is not sampled, a group may have none. Steps and onsets are given
-    both or not at all.
+    both or not at all. steps: by value of a header's field, such as a genre or meter, where in a beat notes may begin;
+    the last field of the header that has steps decides; where none has, notes begin anywhere. onsets: by group of codes
+    and its token the frames in which a note begins, one bit each, the lowest is the code's first; a token with one that
+    is not the nearest to a step is not sampled, a group may have none. Steps and onsets are given both or not at all.
     openings: how many times the first codes of a section that recalls none are drawn at most,
     until their notes, as [notes] of the bundle tells them, have the tonic that the header names and no layer holds the
     same ones all the time; 1: once, unjudged.
@@ -142,8 +139,6 @@ class PlanSpec(TomlTable):
     tempos: Mapping[str, tuple[int, int]] = {}
     scales: tuple[tuple[Step, ...], ...] = ()
     pitches: tuple[tuple[PitchClasses, ...], ...] = ()
-    held_bars: int = Field(default=0, ge=0)
-    tonic_bars: int = Field(default=0, ge=0)
     steps: Mapping[str, tuple[PlaceInBeat, ...]] = {}
     onsets: tuple[tuple[Frames, ...], ...] = ()
     openings: int = Field(default=1, ge=1, le=16)
@@ -299,8 +294,6 @@ class PlanSpec(TomlTable):
         if bool(self.scales) != bool(self.pitches):
             raise ValueError("scales and pitches are read together: give both, or neither")
         if not self.scales:
-            if self.held_bars or self.tonic_bars:
-                raise ValueError("held_bars and tonic_bars take pitches: give scales and pitches, or neither")
             return self
         self._check_keys()
         self._check_header(MODE)

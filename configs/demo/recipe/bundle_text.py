@@ -58,8 +58,6 @@ PLANNER_LAYERS: Final = 4
 PLANNER_CAPACITY: Final = 2336
 # Songs of the corpus are heard in their tonic in 55 of 60 cases, plans that are drawn once in no more.
 PLANNER_OPENINGS: Final = 4
-# One pad of five in the corpus holds a chord for longer; of its fourth bars one in twenty begins beside the tonic.
-PLANNER_HARMONY: Final = {"held_bars": 3, "tonic_bars": 4}
 # Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and its key has a tonic
 # where the decoder alone knows the scale: 21 of 24 pieces against 6.
 PLANNED_FROM_S: Final = 6.0
@@ -277,7 +275,7 @@ def _planner_tables(folder: Path) -> dict[str, dict[str, Any]]:
     tables, names = planner_tables(), cache_names(PLANNER_LAYERS)
     structure = StructureCodes(folder)
     tables["plan"] |= {"silent": structure.silent, "openings": PLANNER_OPENINGS}
-    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches, **PLANNER_HARMONY}
+    tables["plan"] |= {"scales": list(MODES.values()), "pitches": structure.pitches}
     tables["plan"] |= {"steps": beat_steps(), "onsets": structure.onsets}
     nested = {f"planner.{name}": tables.pop(name) for name in ("sampler", "plan", "codes")}
     files = {"graph": PLANNER_FILE, "tokenizer": PLANNER_TOKENIZER_FILE, "capacity": PLANNER_CAPACITY}

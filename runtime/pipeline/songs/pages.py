@@ -29,7 +29,7 @@ from runtime.pipeline.songs.planner import Caller, Planner, SequenceOrder, Seque
 from runtime.pipeline.songs.prompt import SongPrompt
 from runtime.pipeline.structure import StructureCodec
 from runtime.requests.options import GenerationOptions
-from runtime.tick.language.constraints import CodesConstraint, FormConstraint, Harmony
+from runtime.tick.language.constraints import CodesConstraint, FormConstraint
 from runtime.tick.language.sequence import room_for
 
 # Sections that a further plan page begins with, those that it adds, and those of the first page of a plan without end:
@@ -37,8 +37,6 @@ from runtime.tick.language.sequence import room_for
 PAGE_SECTIONS, NEW_SECTIONS, FIRST_SECTIONS = 2, 5, 6
 # So much of a section says whether its tonic is heard, and by so much it has to be ahead of others.
 OPENING_S, CLEAR_LEAD = 15.0, 0.1
-# A layer holds the same pitches for no more bars than half of a section, or two, nor than last so long, or one.
-HELD_S = 8.0
 # A generation of known length gets at most a section for each of these, but two where it has so many bars.
 SECTION_S, TWO_FROM_BARS = 16.0, 6
 # The number of a plan page's seed, where sections have their index.
@@ -151,7 +149,6 @@ def codes_page(
         _rests(spec, section),
         _out_of_scale(planner, section),
         _onset_frames(spec, section, numbers[part.first : part.end]),
-        None if recalled else _harmony(spec, section, numbers[part.first : part.end]),
     )
     order = SequenceOrder(
         (prompt, ()), constraint, ends[-1], plan_seed(seed, section.index, part.first), is_guided=False
@@ -330,17 +327,6 @@ def _onset_frames(spec: PlanSpec, section: CodedSection, numbers: range) -> list
     """Of each code the frames in which its notes may begin; [] for anywhere."""
     rhythm, steps = section.song.rhythm, spec.steps_of(section.song.header)
     return [rhythm.step_frames(number, steps) for number in numbers] if steps else []
-
-
-def _harmony(spec: PlanSpec, section: CodedSection, numbers: range) -> Harmony | None:
-    """What pitches these codes may sound; None for any."""
-    if not (spec.held_bars or spec.tonic_bars):
-        return None
-    rhythm, bars = section.song.rhythm, range(section.bars)
-    firsts = {-(-rhythm.frame(section.first_bar + bar) // rhythm.frames_per_code) - numbers.start: bar for bar in bars}
-    is_home = {code: bool(spec.tonic_bars) and bar % spec.tonic_bars == 0 for code, bar in firsts.items()}
-    held_bars = min(spec.held_bars, max(section.bars // 2, 2), max(int(HELD_S * rhythm.bpm / 60 / rhythm.beats), 1))
-    return Harmony(1 << spec.tonic(section.song.header), is_home, held_bars)
 
 
 def _recalled_codes(

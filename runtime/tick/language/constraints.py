@@ -5,9 +5,9 @@ A constraint's own state is small: `copy.copy` gives another one that goes on by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -54,35 +54,6 @@ class Constraint(Protocol):
         """
 
 
-class Harmony(NamedTuple):
-    """What pitches codes may sound. tonic: its bit among pitch classes, of which the lowest is C.
-
-    bars: the first whole code of each bar -> whether all that sounds a pitch there sounds the tonic. held_bars: how
-    many bars in a row a group holds the same pitches at most; 0: any number.
-    """
-
-    tonic: int
-    bars: Mapping[int, bool]
-    held_bars: int
-
-
-class _Held(NamedTuple):
-    """The pitches that a group holds, in how many bars it has so far, and those that it may not hold in this bar."""
-
-    pitches: int = 0
-    bars: int = 0
-    worn: int = 0
-
-    def in_next_bar(self, most: int) -> Self:
-        """As another bar begins; most: bars in a row, 0 for any number."""
-        return self._replace(bars=self.bars + 1, worn=self.pitches if 0 < most <= self.bars else 0)
-
-    def then(self, pitches: int, begins_bar: bool) -> Self:
-        """After a code; a rest changes nothing, nor do some of its pitches, or more."""
-        is_same = self.pitches and pitches & self.pitches in (pitches, self.pitches)
-        return self._replace(pitches=pitches, bars=int(begins_bar)) if pitches and not is_same else self
-
-
 class CodesConstraint:
     """Codes: a token of every group in turn, and before each code the tokens that `markers` gives for its index.
 
@@ -90,7 +61,7 @@ class CodesConstraint:
     first codes, which are given. fixed: for every group the token that is given in all other codes, or None. at_most:
     by token how many codes in a row may have it. without: tokens that may not come where nothing is given.
     onset_frames: by code the frames in which its notes may begin, as `onsets` of [planner.plan] has them by token; ():
-    anywhere. harmony: what pitches they may sound where nothing is given, as `pitches` of [planner.plan] tells them.
+    anywhere.
     """
 
     is_greedy = False
@@ -105,24 +76,19 @@ class CodesConstraint:
         at_most: Mapping[int, int] | None = None,
         without: Collection[int] = (),
         onset_frames: Sequence[int] = (),
-        harmony: Harmony | None = None,
     ) -> None:
         self._codes, self._end_token, self._at_most = planner.codes, planner.end_token, at_most or {}
         self._num_codes, self._markers, self._known = num_codes, markers, known
         self._without = np.array(list(without), np.int64)  # [tokens]
-        self._onset_frames, self._harmony = onset_frames, harmony
+        self._onset_frames = onset_frames
         # By group the frames of each of its tokens int64 [tokens of the group]; a group without onsets has none.
         onsets = planner.plan.onsets if planner.plan is not None and onset_frames else ()
         self._onsets = [np.array(each, np.int64) for each in onsets]
-        # By group the pitch classes of each of its tokens int64 [tokens of the group].
-        pitches = planner.plan.pitches if planner.plan is not None and harmony is not None else ()
-        self._pitches = [np.array(each, np.int64) for each in pitches]
         self._fixed = tuple(fixed) or (None,) * len(planner.codes.groups)
         # By key what may come, bool [V] each; copies share them.
         self._masks: dict[Hashable, Mask] = {}
         # By group: the token of the last codes, and how many in a row have it.
         self._repeated = tuple((-1, 0) for _ in planner.codes.groups)
-        self._held = tuple(_Held() for _ in self._pitches)
         self._code, self._part, self._has_ended = 0, 0, False
         self._given = self._given_tokens()
 
@@ -134,11 +100,9 @@ class CodesConstraint:
 
     @property
     def key(self) -> Hashable:
-        """The token that must come, or the group and what decides which of its tokens may."""
+        """The token that must come, or the group, the token that came as often as it may and the frames of onsets."""
         token = self._given[self._part]
-        if token is not None:
-            return ("token", token)
-        return (self._group, self._refused, self._frames, self._needs_tonic, self._worn)
+        return (self._group, self._refused, self._frames) if token is None else ("token", token)
 
     @property
     def is_done(self) -> bool:
@@ -164,23 +128,13 @@ class CodesConstraint:
         allowed[self._without] = False  # [V]
         if self._refused is not None:
             allowed[self._refused] = False
-        for fits in self._fitting():
-            kept = allowed[group.first : group.end] & fits  # [tokens of the group]
+        if self._frames is not None:
+            on_steps = (self._onsets[self._group] & ~self._frames) == 0  # [tokens of the group]
+            kept = allowed[group.first : group.end] & on_steps  # [tokens of the group]
             if kept.any():
                 allowed[group.first : group.end] = kept
         if self._num_codes is None and self._group == 0:
             allowed[self._end_token] = True
-
-    def _fitting(self) -> Iterator[Mask]:
-        """By rule, which tokens of this group keep it: onsets, the tonic or a rest, pitches that are new."""
-        if self._frames is not None:
-            yield (self._onsets[self._group] & ~self._frames) == 0  # [tokens of the group]
-        if self._needs_tonic:
-            assert self._harmony is not None
-            yield (self._pitches[self._group] & self._harmony.tonic != 0) | (self._pitches[self._group] == 0)
-        if worn := self._worn:
-            common = self._pitches[self._group] & worn  # [tokens of the group]
-            yield (common != worn) & (common != self._pitches[self._group])
 
     def forced(self, limit: int) -> list[int]:
         """The given tokens that come next."""
@@ -200,33 +154,20 @@ class CodesConstraint:
             repeated = list(self._repeated)
             repeated[self._group] = (token, count + 1 if token == last else 1)
             self._repeated = tuple(repeated)
-            self._hold(token)
         self._part += 1
         if self._part == len(self._given):
             self._code, self._part = self._code + 1, 0
             self._given = self._given_tokens()
 
-    def _hold(self, token: int) -> None:
-        """Note the pitches of a token of this group."""
-        if self._group < len(self._held):
-            pitches = int(self._pitches[self._group][token - self._codes.groups[self._group].first])
-            held = list(self._held)
-            held[self._group] = self._holds.then(pitches, self._begins_bar)
-            self._held = tuple(held)
-
     def state(self) -> list[int]:
-        """The code's index, the part of it that comes next, whether the end came, what is repeated and what is held."""
-        others = (*self._repeated, *self._held)
-        return [self._code, self._part, int(self._has_ended), *(number for each in others for number in each)]
+        """The code's index, the part of it that comes next, whether the end came, what is repeated and how often."""
+        return [self._code, self._part, int(self._has_ended), *(number for pair in self._repeated for number in pair)]
 
     def restore(self, state: Sequence[int]) -> None:
         """As `state` gave."""
         self._code, self._part, self._has_ended = state[0], state[1], bool(state[2])
-        held = 3 + 2 * len(self._codes.groups)
-        if len(state) != (size := held + 3 * len(self._held)):
-            raise ValueError(f"a state of {len(state)} numbers, expected {size}")
-        self._repeated = tuple(zip(state[3:held:2], state[4:held:2], strict=True))
-        self._held = tuple(_Held(*state[place : place + 3]) for place in range(held, size, 3))
+        pairs = zip(state[3::2], state[4::2], self._codes.groups, strict=True)
+        self._repeated = tuple((token, count) for token, count, _ in pairs)
         self._given = self._given_tokens()
 
     @property
@@ -239,30 +180,6 @@ class CodesConstraint:
         """The frames in which notes of this group of this code may begin; None for anywhere."""
         has_onsets = bool(self._onsets) and len(self._onsets[self._group]) > 0
         return self._onset_frames[self._code] if has_onsets else None
-
-    @property
-    def _begins_bar(self) -> bool:
-        """Whether this is the first whole code of a bar."""
-        return self._harmony is not None and self._code in self._harmony.bars
-
-    @property
-    def _needs_tonic(self) -> bool:
-        """Whether what sounds a pitch in this code, of a group that may, has to sound the tonic."""
-        if self._harmony is None or self._group >= len(self._pitches):
-            return False
-        return self._harmony.bars.get(self._code, False)
-
-    @property
-    def _holds(self) -> _Held:
-        """What this group holds in the bar of this code."""
-        assert self._harmony is not None
-        held = self._held[self._group]
-        return held.in_next_bar(self._harmony.held_bars) if self._begins_bar else held
-
-    @property
-    def _worn(self) -> int:
-        """The pitches that this group may not hold in this bar, since it has for as many bars as it may; 0: none."""
-        return self._holds.worn if self._group < len(self._held) else 0
 
     @property
     def _refused(self) -> int | None:

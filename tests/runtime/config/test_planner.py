@@ -185,8 +185,6 @@ def test_what_a_prompt_names_limits_its_tempo() -> None:
         (PLAN, {"steps": {"4/4": [0.0]}, "onsets": [[], [-1]]}, "onsets.1.0"),
         (KEYED_PLAN, {"scales": []}, "scales and pitches are read together: give both, or neither"),
         (KEYED_PLAN, {"pitches": []}, "scales and pitches are read together: give both, or neither"),
-        (PLAN, {"held_bars": 2}, "held_bars and tonic_bars take pitches: give scales and pitches, or neither"),
-        (PLAN, {"tonic_bars": 4}, "held_bars and tonic_bars take pitches: give scales and pitches, or neither"),
         (KEYED_PLAN, {"header": KEYED_PLAN["header"][:2]}, "header has bpm, meter, expected key once"),
         (KEYED_PLAN, {"header": KEYED_PLAN["header"][:3]}, "header has bpm, meter, key, expected mode once"),
         (KEYED_PLAN, {"scales": [[0, 4, 7]]}, "scales has 1 of them, expected one for each of major, minor"),

@@ -230,40 +230,6 @@ def test_codes_whose_notes_begin_beside_the_steps_of_the_song_never_come() -> No
     assert len({frozenset(each) for each in found}) > 2
 
 
-@pytest.mark.parametrize(
-    ("bpm", "rules", "expected"),
-    [
-        (120, {}, {}),
-        (120, {"tonic_bars": 2}, {code: {0, 1} for code in (0, 34)}),
-        (120, {"held_bars": 1}, {code: {0} if 34 <= code < 50 else {2} for code in range(17, 66)}),
-        (120, {"held_bars": 3}, {code: {2} for code in range(34, 50)}),
-        (40, {"held_bars": 3}, {code: {0} if 100 <= code < 150 else {2} for code in range(50, 200)}),
-    ],
-)
-def test_a_new_section_comes_home_and_moves_on_by_its_bars(
-    bpm: float, rules: dict[str, int], expected: dict[int, set[int]]
-) -> None:
-    """A bar begins with its first whole code: 0, 17, 34 and 50 at 120 bpm. A section that recalls one follows that.
-
-    Pitches are held for half a section, two bars, or as many as last for 8 s.
-    """
-    planner, found = keyed(**rules), list[dict[int, set[int]]]()
-    rest = planner.codes.groups[0].first + 1
-    for index, made in ((0, 0), (1, 66)):
-        song = replace(song_in(0, 0), rhythm=GRID.at(bpm, 4))
-        wanted = sections("verse 4", "verse 4", made=made, song=song)
-        constraint, choices_by_code = codes_constraint(planner, wanted[index], wanted), list[set[int]]()
-        while not constraint.is_done:
-            for token in constraint.forced(99):
-                constraint.advance(token)
-            tokens = allowed(constraint)
-            choices_by_code.append({token - planner.codes.groups[0].first for token in tokens})
-            constraint.advance(next(token for token in tokens if token != rest))
-            constraint.advance(allowed(constraint)[0])
-        found.append({code: choice for code, choice in enumerate(choices_by_code) if choice != {0, 1, 2}})
-    assert found == [expected, {}]
-
-
 def test_a_group_with_hardly_another_code_keeps_those_outside_the_scale() -> None:
     (section,) = sections("verse 4", made=0, song=song_in(0, 0))
     for outside, expected in ((3, {3, 4}), (4, {0, 1, 2, 3, 4}), (5, {0, 1, 2, 3, 4})):

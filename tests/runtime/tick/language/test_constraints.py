@@ -13,7 +13,6 @@ from helpers.paths import ROOT
 from helpers.tiny_planner import (
     END_TOKEN,
     FIRST_GROUP,
-    KEYED_PLAN,
     MARKERS,
     PLAN,
     SECOND_GROUP,
@@ -24,7 +23,7 @@ from helpers.tiny_planner import (
 
 from engine_build.export.acestep.bundle_text import FIELDS
 from runtime.base.errors import RequestError
-from runtime.tick.language.constraints import ENDLESS, CodesConstraint, Constraint, FormConstraint, Harmony
+from runtime.tick.language.constraints import ENDLESS, CodesConstraint, Constraint, FormConstraint
 from runtime.tick.language.thinking import ThinkingConstraint, ThinkingGrammar
 
 RECORDED = json.loads((ROOT / "tests/data/acestep_thinking.json").read_text(encoding="utf-8"))
@@ -293,7 +292,7 @@ def test_a_token_comes_so_often_in_a_row_until_another_came() -> None:
     constraint, rest, found = CodesConstraint(PLANNED, 20, at_most={first.first + 2: 3}), first.first + 2, list[bool]()
     for _ in range(9):
         found.append(rest in allowed_by(constraint))
-        assert constraint.key == (0, None if found[-1] else rest, None, False, 0)
+        assert constraint.key == (0, None if found[-1] else rest, None)
         for token in (rest if found[-1] else first.first, second.first):
             constraint.advance(token)
         restored = CodesConstraint(PLANNED, 20, at_most={rest: 3})
@@ -320,42 +319,6 @@ def test_a_token_whose_notes_begin_elsewhere_than_they_may_does_not_come() -> No
     anywhere = CodesConstraint(spec, 4)
     anywhere.advance(first.first)
     assert allowed_by(anywhere) == set(second.tokens)
-
-
-def of_first_group(constraint: CodesConstraint) -> set[int]:
-    """The tokens that may come, counted from the first group's."""
-    return {token - FIRST_GROUP[0] for token in allowed_by(constraint)}
-
-
-def test_pitches_are_held_for_so_many_bars_in_a_row() -> None:
-    """Bars are of two codes. Then a bar sounds other ones, not some of them, more or none; rests end nothing."""
-    spec, harmony = planner_spec(plan=KEYED_PLAN), Harmony(0, dict.fromkeys(range(0, 12, 2), False), 2)
-    constraint, found = CodesConstraint(spec, 12, harmony=harmony), list[set[int]]()
-    for code in range(12):
-        found.append(of_first_group(constraint))
-        c_or_both_or_none = (0, 4, 0, 1)[code % 4]
-        constraint.advance(FIRST_GROUP[0] + (c_or_both_or_none if c_or_both_or_none in found[-1] else 2))
-        constraint.advance(SECOND_GROUP[0] + 2)
-        restored = CodesConstraint(spec, 12, harmony=harmony)
-        restored.restore(json.loads(json.dumps(constraint.state())))
-        constraint = restored
-    held, worn = {0, 1, 2, 3, 4}, {2, 3}
-    assert found == 2 * [*4 * [held], *2 * [worn]]
-    with pytest.raises(ValueError, match="a state of 13 numbers, expected 7"):
-        CodesConstraint(spec, 12).restore(constraint.state())
-
-
-def test_where_the_tonic_comes_home_what_sounds_a_pitch_sounds_it() -> None:
-    """Rests may come there; a group that has neither keeps its tokens."""
-    other = {**KEYED_PLAN, "pitches": [KEYED_PLAN["pitches"][0], [1 << 11] * 5]}
-    for plan, second in ((KEYED_PLAN, {2, 3}), (other, {0, 1, 2, 3, 4})):
-        constraint, found = CodesConstraint(planner_spec(plan=plan), 3, harmony=Harmony(1, {0: False, 1: True}, 0)), []
-        for _ in range(3):
-            found.append(of_first_group(constraint))
-            constraint.advance(FIRST_GROUP[0])
-            found.append({token - SECOND_GROUP[0] for token in allowed_by(constraint)})
-            constraint.advance(SECOND_GROUP[0])
-        assert found == [{*range(5)}, {*range(5)}, {0, 1, 4}, second, {*range(5)}, {*range(5)}]
 
 
 def test_tokens_that_may_not_come_still_come_where_they_are_given() -> None:
