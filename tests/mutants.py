@@ -5,7 +5,9 @@
 For each one the tests run that execute its line, then those of its folder; what no test finds is printed. Which they
 are is recorded first, in ten minutes, and kept in build/ until a source or a test changes. What a test does in another
 process is not seen. Where no test executes a line, or importing does, tests run that execute anything of its module or
-name it. It changes files of the tree that it lies in, one at a time, and restores them: run it in a copy.
+name it. With --mirrored nothing is recorded: the tests of the same place run, then those that name the module, then
+those of the folder; what they do not find, others still may. Exporters' tests run in .venv-export then, where that is.
+It changes files of the tree that it lies in, one at a time, and restores them: run it in a copy.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ from coverage import Coverage, CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = "not export and not slow and not gpu and not page and not clients and not builder and not docs and not shipped"
+EXPORT_MARKS = "not slow and not gpu and not builder and not page and not clients and not shipped and not docs"
+EXPORT_PYTHON = ROOT / ".venv-export/bin/python"
+# Tests that take longer hang.
+NEARBY_S = 1800.0
 PACKAGES = ["runtime", "server", "engine_build", "profiling"]
 RECORD = ROOT / "build/mutants.coverage"
 TIMES = RECORD.with_suffix(".json")
@@ -145,6 +151,28 @@ def is_found(rounds: list[set[str]], times: dict[str, float]) -> bool:
     return False
 
 
+def is_found_nearby(file: Path) -> bool:
+    """Whether tests of the same place find it, or those that name the module, or those of the folder."""
+    folder = ROOT / "tests" / file.parent.relative_to(ROOT)
+    beside = set(folder.glob("test_*.py"))
+    naming = {test for test in (ROOT / "tests").rglob("test_*.py") if f"{file.stem} import" in test.read_text("utf-8")}
+    own = {test for test in beside if test.stem == f"test_{file.stem}"}
+    is_export = file.is_relative_to(ROOT / "engine_build/export") and EXPORT_PYTHON.is_file()
+    python, marks = (str(EXPORT_PYTHON), EXPORT_MARKS) if is_export else (sys.executable, MARKS)
+    seen = set[Path]()
+    for tests in (own, naming, beside):
+        if chosen := sorted(tests - seen):
+            command = [python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, *map(str, chosen)]
+            try:
+                found = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=NEARBY_S).returncode
+            except subprocess.TimeoutExpired:
+                return True  # it hangs
+            if found not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+                return True
+        seen |= tests
+    return False
+
+
 class Recording:
     """Tells coverage which test runs, and takes the time of each test that passes."""
 
@@ -217,17 +245,18 @@ def main() -> None:
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--number", type=int, default=80)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mirrored", action="store_true")
     given = parser.parse_args()
-    times = recorded_times()
+    times = {} if given.mirrored else recorded_times()
     found = 0
     for number, (file, place) in enumerate(sample(given.folders, given.number, given.seed), start=1):
         text = file.read_text(encoding="utf-8")
         mutation = Mutation(place)
         changed = mutation.visit(ast.parse(text))
-        rounds = tests_of(file, text, mutation.line, times)
+        rounds = [] if given.mirrored else tests_of(file, text, mutation.line, times)
         try:
             file.write_text(ast.unparse(ast.fix_missing_locations(changed)), encoding="utf-8")
-            is_killed = is_found(rounds, times)
+            is_killed = is_found_nearby(file) if given.mirrored else is_found(rounds, times)
         finally:
             file.write_text(text, encoding="utf-8")
         found += is_killed
