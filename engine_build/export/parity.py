@@ -266,13 +266,8 @@ def calibrated(options: CheckOptions, prompts: Sequence[str] = ()) -> list[Check
     steps = load_deployment(options.deployment).loaded_bundle.sampler.steps
     if steps < MANY_STEPS:
         return []
-    words = [
-        "--steps",
-        str(steps),
-        "--plain",
-        str(round(NEAR_SHARE * steps)),
-        *(f"--prompt={each}" for each in prompts),
-    ]
+    plain = round(NEAR_SHARE * steps)
+    words = [f"--steps={steps}", f"--plain={plain}", *(f"--prompt={each}" for each in prompts)]
     code = "from runtime.commands.startup import bench; bench()"
     with start_python(code, "skip", str(options.deployment), *words, "--json", "-", stdout=subprocess.PIPE) as process:
         printed = process.communicate()[0]
@@ -285,8 +280,7 @@ def calibrated(options: CheckOptions, prompts: Sequence[str] = ()) -> list[Check
         lines = "".join(f"{name} = {value_text(value)}\n" for name, value in values.items())
         head, table, rest = path.read_text(encoding="utf-8").partition("[sampler]\n")
         path.write_text(head + table + lines + rest, encoding="utf-8")
-    name = f"rows of {steps} steps over those without what can be left out: at most as far as {words[3]} steps"
-    return [CheckFigure(name, best["fewer"])]
+    return [CheckFigure(f"rows of {steps} steps over rows of those kept, as near as {plain} steps", best["fewer"])]
 
 
 def _without_correction(opened: Pipeline) -> Pipeline:

@@ -230,7 +230,7 @@ class Breath:
     ) -> NDArray[np.float32]:
         """The levels `[T, K]` with their envelopes. rows: of instruments; may_change: where levels may fall; `[T, K]`.
 
-        One frame after the other, without a new array in any: the time of this is that of calls of NumPy.
+        One frame after the other. Its time is that of calls of NumPy: they write into arrays that are there already.
         """
         spec, layout = self._spec, self._layout
         is_on, peak, age, since, top = self._is_on, self._peak, self._age, self._since, self._top
