@@ -126,7 +126,7 @@ class Simulation:
 
     generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
     nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are
-    lost. plan_s: how long a step of the plan takes. codec: shared with others, instead of `decode_s`.
+    lost; `has_old_audio` once one of them would have replaced others. plan_s: how long a step of the plan takes. codec: shared with others, instead of `decode_s`.
     """
 
     session: LiveSession
@@ -138,6 +138,7 @@ class Simulation:
     num_slots: int = 4
     now_s: float = 0.0
     is_lossy: bool = False
+    has_old_audio: bool = False
     is_acking: bool = True
     fails_next: bool = False
     flights: list[Flight] = field(default_factory=list)
@@ -257,6 +258,8 @@ class Simulation:
                 self.chunks.append((chunk, self.acked))
                 if not (self.is_lossy and len(self.chunks) % 5 == 0):
                     self._arrivals.append((self.now_s + self.network_s, chunk))
+                else:
+                    self.has_old_audio |= chunk.is_replacing
             case messages.Message() as message:
                 self.messages.append(message)
             case actions.Commit():

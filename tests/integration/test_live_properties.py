@@ -244,12 +244,12 @@ class LiveMachine(RuleBasedStateMachine):
     def check_heard(self) -> None:
         """In extend mode, a canvas frame that was heard sounds the same when it is heard again.
 
-        A session does not know what a client that does not report has heard.
+        A session does not know what a client that does not report has heard, nor that a replacement was lost.
         """
         end = len(self.simulation.heard) // HOP * HOP
         frames = self.simulation.heard[self.num_heard : end].reshape(-1, HOP, CHANNELS)
         self.num_heard = end
-        if self.mode == "extend" and not self.was_silent:
+        if self.mode == "extend" and not self.was_silent and not self.simulation.has_old_audio:
             # A change that was asked for at a time may begin inside a frame, which then sounds so only once.
             for frame in frames[(frames == frames[:, :1]).all(axis=(1, 2))]:
                 number = frame[0, NUMBER]
