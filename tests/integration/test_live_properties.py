@@ -170,7 +170,8 @@ class LiveMachine(RuleBasedStateMachine):
     @property
     def num_edits(self) -> int:
         """How many edits are not made yet, as the session's document has them."""
-        return len(self.snapshot()["generations"]["plan"]["values"]["changes"])
+        changes = self.snapshot()["generations"]["plan"]["values"]["changes"]
+        return sum(change["options"] is None for change in changes)
 
     def snapshot(self) -> dict[str, Any]:
         return self.simulation.session.snapshot(self.simulation.now_s).meta

@@ -156,6 +156,11 @@ class SongFollower:
     def edit(self, message: SetPlan) -> None:
         """An edit is played from its beginning: the time to make it has to be left. Raises RequestError."""
         until_s = 2 * self._flights.times.estimate_s + self.maker.duration_s()
+        options = self._core.controls.final_options()
+        self.maker.follow(options, self._cut.frame)
+        if not self.maker.is_for(options):
+            what = "it is planned anew, for another prompt, tempo or key"
+            raise RequestError(what, field="type", fix="wait for the message plan")
         self.maker.edit(message, self._cut.reached_in(until_s))
 
     @property

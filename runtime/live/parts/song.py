@@ -99,9 +99,13 @@ class SongMaker:
         if not self._can_go_on and self._asked is None and self.outline.origin is not None:
             self.outline.origin = canvas_frame
 
+    def is_for(self, options: GenerationOptions) -> bool:
+        """Whether it is planned for these options, or will be."""
+        return basis_of(options) == basis_of(self._options)
+
     def follow(self, options: GenerationOptions, canvas_frame: int) -> None:
         """Plan anew from a canvas frame on where prompt, tempo or key are others than the song's."""
-        if basis_of(options) == basis_of(self._options) or self._asked is not None:
+        if self.is_for(options) or self._asked is not None:
             return
         if not self._can_go_on or self.outline.origin is None:
             self.restart(options, self._seed, self.outline.origin)

@@ -461,6 +461,29 @@ def test_an_edit_behind_a_change_of_prompt_is_refused_at_once_or_made() -> None:
     assert not simulation.of(Problem)
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_an_edit_right_after_a_change_of_prompt_is_not_lost(is_asked: bool) -> None:
+    """Also where the change waits: for a step that is being made, or while the session is paused."""
+    simulation = planned_session(4.0)
+    simulation.plan_s = 1.0 if is_asked else 0.05
+    if is_asked:
+        change_prompt(simulation)
+        simulation.run(0.05)
+    else:
+        simulation.handle(messages.Pause())
+    simulation.set(3, bpm=90.0)
+    last = told(simulation).sections[-1].start_s
+    with pytest.raises(RequestError, match="planned anew"):
+        simulation.handle(SetPlan(seq=4, start_s=last, sections=[BREAK]))
+    simulation.handle(messages.Play())
+    simulation.plan_s = 0.05
+    simulation.run(8.0)
+    start_s = told(simulation).sections[-1].start_s
+    simulation.handle(SetPlan(seq=4, start_s=start_s, sections=[BREAK]))
+    simulation.run(1.0)
+    assert (start_s, "break", 1) in [(each.start_s, each.kind, each.bars) for each in told(simulation).sections]
+
+
 def test_of_what_a_change_of_prompt_leaves_sections_can_be_edited_and_codes_up_to_it() -> None:
     simulation = planned_session(4.0)
     plan, song, form = simulation.session.plan, maker(simulation), simulation.form
