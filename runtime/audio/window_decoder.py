@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial, reduce
 
 import numpy as np
@@ -164,19 +164,26 @@ class AudioDecoder:
 
     def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
         """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
-        span = self._span(window)
+        span, others = self._span(window), list(others)
         if span.index not in self._decoded and not codec.queue.is_inside:
             self._decoded[span.index] = codec.start(span)
-        for other in map(self._span, others):
-            if other.index not in self._decoded and other.index != span.index:
-                if (started := codec.start_if_free(other)) is None:
-                    break
-                self._decoded[other.index] = started
+        self._start_ahead(others, codec)
         if span.index not in self._decoded:  # This thread is the worker that decodes it.
             self._decoded[span.index] = codec.start(span)
+        while not (decoded := self._decoded[span.index]).done():
+            # Until a worker of the codec has decoded it, or is free for another one.
+            wait([each for each in self._decoded.values() if not each.done()] or [decoded], return_when=FIRST_COMPLETED)
+            self._start_ahead(others, codec)
         begin = (window.start_frame - span.start_frame) * codec.hop_samples
-        # Until a worker of the codec has decoded it.
-        return self._decoded[span.index].result()[begin : begin + len(window.values) * codec.hop_samples]
+        return decoded.result()[begin : begin + len(window.values) * codec.hop_samples]
+
+    def _start_ahead(self, windows: Iterable[Window], codec: Codec) -> None:
+        """Let the codec's free workers decode windows that are not decoded yet."""
+        for span in map(self._span, windows):
+            if span.index not in self._decoded:
+                if (started := codec.start_if_free(span)) is None:
+                    break
+                self._decoded[span.index] = started
 
     def _generated_frames(self, window: Window) -> NDArray[np.int64]:
         return np.setdiff1d(np.arange(window.first_frame, window.end_frame), self._kept_frames)
@@ -197,7 +204,7 @@ class AudioDecoder:
         pieces: list[Pcm] = []
         for window in windows:
             if len(inside := _inside(window, numbers)):
-                pcm = codec.trimmed(self._decode(window, codec, windows), window)
+                pcm = codec.trimmed(self._decode(window, codec, (*windows, *self._coming)), window)
                 pieces.append(pcm.reshape(window.frames, -1)[inside])
         return np.concatenate(pieces).reshape(-1, codec.channels)
 

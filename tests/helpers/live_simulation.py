@@ -126,7 +126,8 @@ class Simulation:
 
     generation_s, decode_s, network_s: how long things take. `heard` is what the client has played, NaN where it had
     nothing; `chunks` is everything that was sent, with the playhead that was reported last. With `is_lossy`, chunks are
-    lost; `has_old_audio` once one of them would have replaced others. plan_s: how long a step of the plan takes. codec: shared with others, instead of `decode_s`.
+    lost; `has_old_audio` once one of them would have replaced others. plan_s: how long a step of the plan takes. codec:
+    shared with others, instead of `decode_s`.
     """
 
     session: LiveSession

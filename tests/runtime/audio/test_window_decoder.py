@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,29 @@ def test_the_first_window_is_decoded_alone_and_then_others_with_the_next(codec: 
     codec.start_if_free = lambda window: started.append(window.index)  # type: ignore[method-assign, func-returns-value]
     for window in windows(codec, [latents(5 * WINDOW)]):
         one.decode(window, codec)
-        started.append(-1)
-    assert started == [-1, 2, -1, 3, -1, 4, -1, -1]
+        started.append(-window.index)
+    assert list(dict.fromkeys(started)) == [0, 2, -1, 3, -2, 4, -3, -4]
+
+
+def test_a_worker_that_becomes_free_decodes_the_next_window_before_the_awaited_one_is_there(codec: Codec) -> None:
+    """Such as the last window of four, where the third one takes long."""
+    one, made = decoder(is_streamed=False), windows(codec, [latents(4 * WINDOW)])
+    awaited, ahead, started = Future[Pcm](), Future[Pcm](), list[int]()
+    pcm = np.zeros((len(made[0].values) * HOP, codec.channels), np.float32)
+
+    def start_if_free(window: Window) -> Future[Pcm] | None:
+        if started and not ahead.done():
+            return None
+        started.append(window.index)
+        if len(started) == 2:
+            awaited.set_result(pcm)
+        return ahead
+
+    codec.start = lambda window: awaited  # type: ignore[method-assign]
+    codec.start_if_free = start_if_free  # type: ignore[method-assign]
+    threading.Timer(0.01, ahead.set_result, [pcm]).start()
+    one.decode(made[0], codec)
+    assert started == [1, 2]
 
 
 def test_windows_that_are_decoded_ahead_are_not_decoded_again(codec: Codec) -> None:
