@@ -12,7 +12,7 @@ from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.config.explain import TABLE, VALUE, TomlTable
 from runtime.devices.machine import cpu_flags, machine_of
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
-from runtime.tick.denoise.slot_fields import NEEDS, ROWS_FEATURES, STEP_FEATURES
+from runtime.tick.denoise.slot_fields import CONTEXT_RING, NEEDS, RING, ROWS_FEATURES, STEP_FEATURES
 
 Features = frozenset[str]
 # Raised with every change to what a precision recipe does to a graph: engines of an older version are rebuilt.
@@ -50,7 +50,7 @@ STEP_VARIANTS = (
     "guidance+target", "ode_noise", "guidance+ode_noise", "sde", "guidance+sde", "guidance+rcfg", "guidance+rescale",
     "ab2", "ab2+guidance", "ab2+blend+guidance", "ab2+guidance+mask", ALL_STEP_FEATURES,
 )  # fmt: skip
-ROWS_VARIANTS = (PLAIN, "gain", "mask", variant_name(ROWS_FEATURES))
+ROWS_VARIANTS = (PLAIN, "gain", "mask", *map(variant_name, (ROWS_FEATURES, RING, CONTEXT_RING)))
 # Instructions of x86 with which products of 8 bits, summed in 32, are faster than float32; on ARM that is not measured.
 FAST_INT8_FLAGS = frozenset({"avx_vnni", "avx512_vnni", "amx_int8"})
 # The options that change what TensorRT builds.

@@ -138,8 +138,8 @@ def _sample(port: Port, sizes: Mapping[str, int], random: np.random.Generator) -
     if port.values == "count":
         return random.integers(0, sizes[port.limit], shape, np.int64)
     if port.values in ("ramp", "size"):
-        found = np.arange(shape[-1]) if port.values == "ramp" else np.full(shape, sizes[port.limit])
-        return found.astype(port.dtype)
+        found = np.arange(shape[-1]) if port.values == "ramp" else np.asarray(sizes[port.limit])
+        return np.broadcast_to(found, shape).astype(port.dtype)
     if port.values == "flag":
         return random.random(shape) < 0.5
     if port.values in ("keep", "copies"):

@@ -27,9 +27,9 @@ AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "context": ("rows", "frames", "context_channels"),
     "time_end": ("rows",),
     "guidance": ("rows",),
+    "frame_numbers": ("rows", "frames"),
 }
-# Those of a decoder without jumps.
-USUAL: Final = tuple(role for role in AXES if role not in ("time_end", "guidance"))
+USUAL: Final = ("latents", "time", "condition", "condition_mask", "context")
 # Rows, multiples of frames and tokens of the examples that a graph is compared with its module on.
 _CHECKED_SIZES: Final = ((1, 1, 1), (2, 17, 7))
 _TRACED_SIZE: Final = (3, 32, 5)
@@ -76,6 +76,8 @@ class DecoderShape:
 def _values(role: str, shape: list[int], generator: torch.Generator) -> Tensor:
     if role in ("time", "time_end", "guidance"):
         return torch.rand(shape, generator=generator)
+    if role == "frame_numbers":
+        return torch.arange(shape[1], dtype=torch.float32).expand(shape).clone()
     if role == "condition_mask":
         mask = (torch.rand(shape, generator=generator) > 0.3).float()
         mask[:, 0] = 1.0

@@ -23,6 +23,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "condition_mask": ("mask",),
     "time_end": ("_r", "end", "next", "target"),
     "guidance": ("guidance", "cfg"),
+    "frame_numbers": ("frame_number",),
 }
 REQUIRED = ("velocity", "latents", "time")
 SHAPES = {
@@ -34,6 +35,7 @@ SHAPES = {
     "condition_mask": "an input [B, L], where L is that of the condition [B, L, D]",
     "time_end": "an input [B] for the time where a jump ends, beside the time",
     "guidance": "an input [B] for the guidance that is built in, beside the time where a jump ends",
+    "frame_numbers": "an input [B, T] for the number of each frame",
 }
 
 
@@ -41,8 +43,10 @@ SHAPES = {
 UNMISTAKABLE = ("velocity", "latents")
 # Of the inputs [B], whose names have parts in common: a time is none of these by its name.
 NO_TIME = ("time_end", "guidance")
+# Roles that a shape alone says nothing of.
+NAMED = (*NO_TIME, "frame_numbers")
 # Role -> the one with whose tensor it shares its frames or tokens.
-BESIDE = {"latents": "velocity", "context": "latents", "condition_mask": "condition"}
+BESIDE = {"latents": "velocity", "context": "latents", "condition_mask": "condition", "frame_numbers": "latents"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,7 @@ def decoder_roles(graph: Graph, given: Mapping[str, str], ask: Ask) -> dict[str,
             found[role] = AssignedRole(role, _given(graph, role, tensors[given[role]], found), "given")
             continue
         fitting = [info for info in (graph.outputs if role == "velocity" else rest) if _fits(role, info, found)]
-        # Of a number per row the shape alone says nothing.
-        fitting = [info for info in fitting if role not in NO_TIME or _is_named(role, info)]
+        fitting = [info for info in fitting if role not in NAMED or _is_named(role, info)]
         if beside := found.get(BESIDE.get(role, "")):
             # Exporters name an axis anew in each tensor, or by what makes it: a name is a hint, and no condition.
             fitting = [info for info in fitting if _may_equal(info, beside.tensor, 1)] or fitting
@@ -132,6 +135,8 @@ def _fits(role: str, info: TensorInfo, found: Mapping[str, AssignedRole]) -> boo
         return rank == 3 and last == 2 * channels
     if role == "condition":
         return rank in (2, 3) and isinstance(last, int)
+    if role == "frame_numbers":
+        return rank == 2 and isinstance(last, str)
     # A mask, [R,L]: only a condition of three dimensions has one. Where the number of tokens is free, a fixed size is
     # the width of another condition.
     shape = found["condition"].tensor.shape if "condition" in found else ()

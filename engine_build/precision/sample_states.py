@@ -62,9 +62,8 @@ def middle(bundle: Bundle, state: Arrays, frames: int) -> Arrays:
     count = state[names.latents].shape[1]
     kept = min(bundle.latents.round_up(frames), count)
     cut = slice((count - kept) // 2, (count + kept) // 2)
-    return {
-        name: values[:, cut] if name in (names.latents, names.context) else values for name, values in state.items()
-    }
+    framed = (names.latents, names.context, names.frame_numbers)
+    return {name: values[:, cut] if name in framed else values for name, values in state.items()}
 
 
 def _states(
@@ -78,7 +77,7 @@ def _states(
     )
     x = np.zeros((0, bundle.latents.channels), np.float32)
     for index, condition in enumerate(_conditions(bundle, graph, prompts, threads)):
-        fixed = dict(condition)
+        fixed = {**condition, **names.steady(2, frames)}
         if names.context is not None:
             known = x[len(x) // 2 :]  # [K,C], the end of the generation before; none for the first
             values = np.concatenate([known, bundle.silence(frames - len(known))])  # [T,C]

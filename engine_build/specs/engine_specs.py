@@ -17,6 +17,7 @@ from engine_build.config import ROWS_VARIANTS, parse_variant
 from engine_build.graphs.adapter_graph import adapter_graph
 from engine_build.graphs.graph_file import Graph, decoder_graph, derived_graph, graph_of, read_graph, with_axis_names
 from engine_build.graphs.reference_session import model_of
+from engine_build.graphs.ring_graph import ring_graph
 from engine_build.graphs.step_graph import BlendRule, rows_graph, step_graph
 from engine_build.request import BuildRequest
 from engine_build.specs.engine_spec import EngineSpec, Port, Range, Sizes, check_free, check_ports, file_spec
@@ -33,7 +34,16 @@ from runtime.engines.adapters import ADAPTED_DECODER, FACTORS_B, ROW_WEIGHTS
 from runtime.engines.engine import FEATURE_SEPARATOR, PLAIN, variant_name
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.tick.denoise.row_buffers import row_multiple
-from runtime.tick.denoise.slot_fields import ADAPTERS, TickTensor, rows_inputs, step_inputs, written_states
+from runtime.tick.denoise.slot_fields import (
+    ADAPTERS,
+    CONTEXT_RING,
+    RING,
+    RING_TENSORS,
+    TickTensor,
+    rows_inputs,
+    step_inputs,
+    written_states,
+)
 
 # Of lyrics, whose graph attends over all of them at once.
 SAMPLE_TOKENS = 512
@@ -51,7 +61,7 @@ def engine_specs(request: BuildRequest) -> list[EngineSpec]:
     specs = [_decoder_spec(bundle, deployment)]
     if deployment.runtime.adapter_rank:
         specs.append(_adapted_decoder_spec(bundle, deployment, specs[0]))
-    specs += [_rows_spec(bundle, deployment, name) for name in ROWS_VARIANTS]
+    specs += [spec for name in ROWS_VARIANTS if (spec := _rows_spec(bundle, deployment, name)) is not None]
     specs += [_step_spec(bundle, deployment, name) for name in request.options.step_variants]
     if bundle.codec is not None:
         specs += _codec_specs(bundle, bundle.codec, deployment)
@@ -126,20 +136,42 @@ def _decoder_ports(graph: Graph, decoder: DecoderSpec) -> list[Port]:
     # A sum of many random tokens may ask for what no prompt does: the demo's tempo, multiplied by the time of a late
     # frame, would show how float32 rounds.
     mask = "copies" if decoder.mask_counts else "keep"
-    values = {"time": "unit", "time_end": "unit", "guidance": "unit", "condition_mask": mask, "condition": "tenth"}
+    values = {
+        "time": "unit",
+        "time_end": "unit",
+        "guidance": "unit",
+        "condition_mask": mask,
+        "condition": "tenth",
+        "frame_numbers": "ramp",
+    }
     return [
         Port(f"decoder.inputs.{role}", name, letters[name], values=values.get(role, "normal"))
         for role, name in names.model_dump(exclude_none=True).items()
     ]
 
 
-def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec:
+def _rows_spec(bundle: Bundle, deployment: Deployment, variant: str) -> EngineSpec | None:
+    """None: the bundle has nothing that it is for."""
     features = frozenset() if variant == PLAIN else frozenset(variant.split(FEATURE_SEPARATOR))
+    if features >= RING:
+        return _ring_spec(bundle, deployment, variant, features)
     outputs = [_output("hidden_states", "RTC")]
     if "mask" in features:
         outputs.append(_output("masked_latents", "STC"))
     graph = graph_of(rows_graph(bundle.latents.channels, features))
     return _tick_spec(f"rows.{variant}", graph, rows_inputs(features), outputs, features, bundle, deployment)
+
+
+def _ring_spec(bundle: Bundle, deployment: Deployment, variant: str, features: frozenset[str]) -> EngineSpec | None:
+    is_context = features == CONTEXT_RING
+    channels = bundle.context_channels if is_context else bundle.latents.channels
+    if not channels:
+        return None
+    letter = "X" if is_context else "C"
+    tensors = [replace(tensor, letters=tensor.letters.replace("C", letter)) for tensor in RING_TENSORS]
+    outputs = [_output("turned", f"RT{letter}")]
+    graph = graph_of(ring_graph(channels))
+    return _tick_spec(f"rows.{variant}", graph, tensors, outputs, features, bundle, deployment)
 
 
 def _blend_rule(bundle: Bundle) -> BlendRule:
@@ -168,7 +200,7 @@ def _tick_spec(
     deployment: Deployment,
 ) -> EngineSpec:
     multiple, conditions = bundle.latents.frame_multiple, 2 if "blend" in features else 1
-    known = {"C": bundle.latents.channels, "1": 1}
+    known = {"C": bundle.latents.channels, "X": bundle.context_channels, "1": 1}
     latents = bundle.latents
     # Every length is a multiple of frame_multiple, so rows aligned for that length are aligned for all.
     aligned = row_multiple(latents.frame_multiple, latents.channels)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from runtime.config.explain import FileName, TomlTable
@@ -37,7 +39,8 @@ class DecoderInputs(TomlTable):
 
     The condition may also be one vector per row, `[R,D]`. time_end `[R]`: of a decoder of mean velocities, the time
     where the jump from `time` ends; where it is `time`, the output is the velocity. guidance `[R]`: the guidance that
-    is built into a jump; 1 is none.
+    is built into a jump; 1 is none. frame_numbers `[R,T]`: of a decoder that keeps the beat by the frames' numbers,
+    which are 0, 1, 2 ... but where a loop is turned.
     """
 
     latents: str
@@ -47,6 +50,7 @@ class DecoderInputs(TomlTable):
     condition: str | None = None
     condition_mask: str | None = None
     context: str | None = None
+    frame_numbers: str | None = None
 
     @model_validator(mode="after")
     def _check_mask(self) -> Self:
@@ -66,6 +70,11 @@ class DecoderInputs(TomlTable):
         values = {self.time: time, self.time_end: time_end, self.guidance: guidance}
         return {name: value for name, value in values.items() if name is not None}
 
+    def steady(self, rows: int, frames: int) -> dict[str, NDArray[np.float32]]:
+        """Tensor name -> what rows have that are no loops, and what does not change from step to step."""
+        numbers = np.broadcast_to(np.arange(frames, dtype=np.float32), (rows, frames))  # [R, T]
+        return {} if self.frame_numbers is None else {self.frame_numbers: numbers}
+
     def letters(self, condition_rank: int = 3) -> dict[str, str]:
         """Tensor name -> its shape letters, where the condition has `condition_rank` dimensions."""
         roles: dict[str | None, str] = {
@@ -74,6 +83,7 @@ class DecoderInputs(TomlTable):
             self.condition: "RD" if condition_rank == 2 else "RLD",
             self.condition_mask: "RL",
             self.context: "RTX",
+            self.frame_numbers: "RT",
         }
         return {name: letters for name, letters in roles.items() if name is not None}
 

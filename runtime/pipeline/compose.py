@@ -46,7 +46,8 @@ class GenerationInputs:
     consists of them. encoded: which of "source" and "target" were encoded from audio that the model did not make.
     timbre `[F, C]` float32: latents of a reference, as Pipeline.read_timbre gives them. structure `[N, C]` float32:
     latents whose structure is kept; None: a cover's source. hints `[N, C]` float32: those of a structure, in its place.
-    phrases: notes to play, over the hints. Arrays stay the caller's and are not written to.
+    phrases: notes to play, over the hints. loop_frames: of a loop; see GenerationRequest. Arrays stay the caller's and
+    are not written to.
     """
 
     condition: Tokens | None = None
@@ -61,6 +62,7 @@ class GenerationInputs:
     structure: Latents | None = None
     hints: Latents | None = None
     phrases: tuple[Phrase, ...] = ()
+    loop_frames: int | None = None
 
     @property
     def known(self) -> Latents | None:
@@ -112,6 +114,7 @@ class RequestComposer:
             source=None if source is None else segment.part(source, self.bundle.silence(segment.frames)),
             noise=self._noise(options, segment, seed, inputs.noise),
             initial_noise_curve=_curve(options.initial_noise_curve, segment),
+            loop_frames=inputs.loop_frames,
             mask=mask,
             target=self._target(options, segment, source if inputs.target is None else inputs.target),
             parameters=self._parameters(options, segment),

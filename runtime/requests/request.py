@@ -203,7 +203,8 @@ class GenerationRequest:
     which a step of Euler's method takes the latents of each step, in place of the next step's.
     context `[T, X]` for decoders with context input. source `[T, C]`: what a cover starts from. noise `[T, C]`:
     instead of the seed's.
-    initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. `session` names the session
+    initial_noise_curve: per-frame mix of noise (1) and source (0) at the start. loop_frames: those of a loop, which is
+    denoised as a circle (see ring) and repeats up to T. `session` names the session
     parameters that the generation follows; `client`: the waiting queue serves clients round robin. is_urgent: it takes
     a slot before those that are not, and no place in the queue. Raises RequestError with the field.
     """
@@ -224,6 +225,7 @@ class GenerationRequest:
     source: Array | None = None
     noise: Array | None = None
     initial_noise_curve: Curve | None = None
+    loop_frames: int | None = None
     mask: LatentMask | None = None
     target: Target | None = None
     parameters: StepParameters = field(default_factory=StepParameters)
@@ -306,6 +308,9 @@ def parameter_curves(parameters: StepParameters) -> list[tuple[str, Any]]:
 
 
 def _check_frames(request: GenerationRequest) -> None:
+    if request.loop_frames is not None and not 1 <= request.loop_frames <= request.frames:
+        what = f"expected 1 to the generation's {request.frames}, got {request.loop_frames}"
+        raise RequestError(what, field="loop_frames")
     for name, value in frame_fields(request):
         if isinstance(value, np.ndarray) and len(value) != request.frames:
             raise RequestError(f"has {len(value)} frames, the generation has {request.frames}", field=name)

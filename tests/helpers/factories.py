@@ -71,7 +71,8 @@ class TinySpec:
     by one; it takes whole groups alone, and no position. seconds: the text's graph takes the canvas's seconds, and
     makes one token more of them. sampler, rule: its own lines of [sampler] and [guidance].
     mask_counts: bundle.toml says what is so, that the decoder's mean is of tokens as often as their mask says. jumps:
-    the decoder takes the time where a jump ends, and its guidance; the sampler says what it does with them.
+    the decoder takes the time where a jump ends, and its guidance; the sampler says what it does with them. clock: it
+    takes the frames' numbers.
     """
 
     channels: int = 8
@@ -116,6 +117,7 @@ class TinySpec:
     null: bool = False
     mask_counts: bool = False
     jumps: bool = False
+    clock: bool = False
 
     @property
     def known_words(self) -> tuple[str, ...]:
@@ -234,6 +236,11 @@ def tiny_decoder(spec: TinySpec) -> onnx.ModelProto:
             number = graph.input(f"{spec.prefix}{name}", (rows,))
             features = _time_features(graph, number, weight(graph, f"w_{name}", 1, WIDTH))
             hidden = graph.op("Add", hidden, features)
+    if spec.clock:
+        numbers = graph.input(f"{spec.prefix}frame_numbers", (rows, frames))
+        angles = graph.op("Mul", _unsqueeze(graph, numbers, 2), graph.constant(0.5))
+        clock = graph.op("MatMul", graph.op("Sin", angles), weight(graph, "w_clock", 1, WIDTH))
+        hidden = graph.op("Add", hidden, clock)
     if spec.condition:
         w_condition = weight(graph, "w_cond", spec.condition_width, WIDTH)
         hidden = graph.op("Add", hidden, graph.op("MatMul", _pooled(graph, spec), w_condition))
@@ -456,6 +463,7 @@ def _bundle_toml(spec: TinySpec) -> str:
     mask = f'condition_mask = "{p}condition_mask"\n' if spec.mask else ""
     context = f'context = "{p}context_latents"\n' if spec.context else ""
     jumps = f'time_end = "{p}timestep_r"\nguidance = "{p}guidance"\n' if spec.jumps else ""
+    jumps += f'frame_numbers = "{p}frame_numbers"\n' if spec.clock else ""
     parts = [
         f"""schema_version = 1
 name = "tiny"

@@ -84,7 +84,9 @@ def expected_latents(
     """The oracle's final latents, with the loop's own decoder engine and noise."""
     engine, roles = loop.engines.decoder, loop.bundle.decoder
 
-    def decode(x: Any, t: float, tokens: Any, context: Any, end: float | None = None, guidance: float = 1.0) -> Any:
+    def decode(
+        x: Any, t: float, tokens: Any, context: Any, end: float | None = None, guidance: float = 1.0, frames: Any = None
+    ) -> Any:
         numbers = roles.inputs.numbers(t, t if end is None else end, guidance)
         feeds = {
             roles.inputs.latents: x[None].astype(np.float32),
@@ -92,7 +94,10 @@ def expected_latents(
             roles.inputs.condition: tokens[None],
             roles.inputs.condition_mask: np.ones((1, len(tokens)), np.float32),
             roles.inputs.context: context[None],
+            **roles.inputs.steady(1, len(x)),
         }
+        if frames is not None and roles.inputs.frame_numbers is not None:
+            feeds[roles.inputs.frame_numbers] = frames[None].astype(np.float32)
         return run_once(engine, feeds)[roles.outputs.velocity][0]
 
     shape, seed = (request.frames, C), request.seed
@@ -214,3 +219,6 @@ FEATURES: dict[str, dict[str, Any]] = {
         ),
     },
 }
+# Loops of so many frames.
+LOOPS = {"plain": 25, "ab2_guided": 30, "two_conditions": 32, "everything": 7}
+FEATURES |= {f"loop_{name}": {**FEATURES[name], "loop_frames": frames} for name, frames in LOOPS.items()}

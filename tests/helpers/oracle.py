@@ -2,7 +2,8 @@
 
 It shares no code with the runtime but the request's types. Shapes: x, noise, source, target `[T, C]`; curves are
 scalars or `[T]`. `decode(x, t, tokens, context)` returns the velocity `[T, C]` of one condition; with two more numbers,
-the time where a jump ends and the guidance that is built in, the mean velocity of the jump.
+the time where a jump ends and the guidance that is built in, the mean velocity of the jump. frames `[T]`: the
+frames' numbers, where they are not 0, 1, 2 ...
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from runtime.config.sampler import APG, GuidanceSpec
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters
+from runtime.requests.ring import shift_at
 
 F64 = NDArray[np.float64]
 Decode = Callable[..., ArrayLike]
@@ -81,6 +83,8 @@ def first_state(request: GenerationRequest, noise: ArrayLike, times: F64) -> Sta
         x = times[0] * noise + (1 - times[0]) * source
     else:
         x = noise
+    if request.loop_frames is not None:
+        x = np.resize(x[: request.loop_frames], x.shape)
     kept = noise if request.guidance_mode == "self" else None
     return State(np.asarray(x, np.float64), np.zeros_like(noise), kept)
 
@@ -128,6 +132,8 @@ def step(
     jumping = request.solver == "jump" and jumps(request, rule)
     if jumping:
         decode = jump(decode, 0.0 if sde else t_next, float(np.max(value_or(p.guidance, 1.0))) if is_inside else 1.0)
+    if request.loop_frames is not None:
+        decode = circle(decode, request.loop_frames, shift_at(t, request.loop_frames, request.seed))
     v = blend(request.conditions, decode, decoder_input, t, k, request, lambda parts, w: level(rule, x, t, parts, w))
     momentum, kept = state.momentum, state.kept
     if guides(request) and is_inside and not jumping:
@@ -170,7 +176,21 @@ def jumps(request: GenerationRequest, rule: Rule) -> bool:
 
 def jump(decode: Decode, end: float, guidance: float) -> Decode:
     """Mean velocities of jumps to `end` in place of velocities."""
-    return lambda x, t, tokens, context: decode(x, t, tokens, context, end, guidance)
+    return lambda x, t, tokens, context, **frames: decode(x, t, tokens, context, end, guidance, **frames)
+
+
+def circle(decode: Decode, frames: int, shift: int) -> Decode:
+    """The decoder sees a loop turned, between its own end and its own beginning; the velocity is turned back."""
+
+    def turned(x: F64, t: float, tokens: Any, context: Any) -> F64:
+        margin = (len(x) - frames) // 2
+        loop, known = np.roll(x[:frames], -shift, axis=0), np.roll(context[:frames], -shift, axis=0)
+        numbers = np.resize(np.roll(np.arange(frames), -shift), len(x))
+        seen = decode(np.resize(loop, x.shape), t, tokens, np.resize(known, context.shape), frames=numbers)
+        middle = np.asarray(seen, np.float64)[margin : margin + frames]
+        return np.resize(np.roll(middle, shift + margin, axis=0), x.shape)
+
+    return turned
 
 
 def adams_bashforth(v: F64, h: float, v_before: F64, h_before: float) -> F64:

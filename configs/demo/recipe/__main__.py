@@ -35,6 +35,7 @@ GROUPS = {
     "moves": "moves",
     "breathes": "breathes",
     "beat": "beat",
+    "wraps": "wraps",
 }
 DEFAULT_GROUP = "held-out"
 WITHOUT_LIBROSA = frozenset({DEFAULT_GROUP, "beat", "breathes", "ends", "moves"})

@@ -7,6 +7,7 @@ import onnx
 import torch
 
 from configs.demo.recipe.bundle_text import (
+    DECODER_INPUTS,
     ENCODER_FILE,
     SIZE_LIMIT_BYTES,
     TIMBRE_FRAMES,
@@ -23,14 +24,14 @@ from configs.demo.recipe.structure import export_structure
 from configs.demo.recipe.student import new_student
 from configs.demo.recipe.teacher import read_parts
 from configs.demo.recipe.train import load_average
-from engine_build.export.bundle_tables import INPUTS, JUMP_INPUTS
+from engine_build.export.bundle_tables import JUMP_INPUTS
 from engine_build.export.cleanup import paths_in
 from engine_build.export.decoder_graph import DecoderShape, export_decoder
 from engine_build.export.torch_export import MAX_BATCH, export_graph, free, graph_error, module_outputs
 from engine_build.graphs.adapter_graph import linear_matrices
 
-SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=INPUTS)
-JUMP_SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=INPUTS | JUMP_INPUTS)
+SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=DECODER_INPUTS)
+JUMP_SHAPE: Final = DecoderShape(CHANNELS, CONDITION_WIDTH, frame_multiple=2, inputs=DECODER_INPUTS | JUMP_INPUTS)
 _CHECKED_SIZES: Final = ((1, 256, 24), (4, 2, 1), (8, 256, 5), (3, 512, 33))
 _RHYTHM: Final = (TOKEN_IDS["always"], TOKEN_IDS["bpm:97"], TOKEN_IDS["meter:6/8"])
 _ERROR_LIMIT: Final = 2e-5 / MIN_TIME  # of the velocity: 2e-5 of the clean latents

@@ -58,6 +58,8 @@ PLANNER_LAYERS: Final = 4
 PLANNER_CAPACITY: Final = 2336
 # Songs of the corpus are heard in their tonic in 55 of 60 cases, plans that are drawn once in no more.
 PLANNER_OPENINGS: Final = 4
+# Its clocks count frames.
+DECODER_INPUTS: Final = {**INPUTS, "frame_numbers": "frame_numbers"}
 # Shorter music has no room for a plan. What is planned keeps its beat behind the first canvas, and its key has a tonic
 # where the decoder alone knows the scale: 21 of 24 pieces against 6.
 PLANNED_FROM_S: Final = 6.0
@@ -100,7 +102,7 @@ _TABLES: Final[dict[str, dict[str, Any]]] = {
         "canvas_frames": CANVAS_FRAMES,
     },
     "decoder": {"graph": "decoder.onnx"},
-    "decoder.inputs": INPUTS,
+    "decoder.inputs": DECODER_INPUTS,
     "decoder.outputs": {"velocity": "velocity"},
     "context": {"layout": "known+mask", "overlap_frames": OVERLAP_FRAMES, "silence": [SILENCE] * CHANNELS},
     "codec": {"sample_rate_hz": SAMPLE_RATE_HZ, "channels": 2, "hop_samples": HOP_SAMPLES, "gain_db": 3.0},
@@ -264,7 +266,7 @@ def _jump_tables() -> dict[str, dict[str, Any]]:
     jumps = {"solver": "jump", "steps": 6, "live_steps": 4, "schedules": {}, "kept": {}, "fitted": {}}
     return {
         "decoder": _TABLES["decoder"] | {"jump_guidance": [1.0, 4.0]},
-        "decoder.inputs": INPUTS | JUMP_INPUTS,
+        "decoder.inputs": DECODER_INPUTS | JUMP_INPUTS,
         "sampler": _TABLES["sampler"] | jumps,
         "sampler.velocity": velocity,
     }

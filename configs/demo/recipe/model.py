@@ -65,9 +65,11 @@ class ClockedDecoder(nn.Module):
         encoder_hidden_states: Tensor,
         condition_mask: Tensor,
         context_latents: Tensor,
+        frame_numbers: Tensor | None = None,
     ) -> Tensor:
-        """Velocity `[B, T, C]`; the inputs of `MaskedDecoder`."""
-        clean = self.clean(hidden_states, timestep, encoder_hidden_states, condition_mask, context_latents)
+        """Velocity `[B, T, C]`; the inputs of `MaskedDecoder`, and the numbers `[B, T]` of the frames, from 0 on."""
+        given = encoder_hidden_states, condition_mask, context_latents
+        clean = self.clean(hidden_states, timestep, *given, frame_numbers=frame_numbers)
         velocity: Tensor = (hidden_states - clean) / timestep.clamp(min=MIN_TIME)[:, None, None]
         return velocity
 
@@ -79,10 +81,13 @@ class ClockedDecoder(nn.Module):
         condition_mask: Tensor,
         context_latents: Tensor,
         timestep_r: Tensor | None = None,
+        frame_numbers: Tensor | None = None,
     ) -> Tensor:
         """The estimate of the clean latents `[B, T, C]`."""
         rhythm = (encoder_hidden_states[:, :, :3] * condition_mask[:, :, None]).sum(dim=1)  # [B, 3]
-        frames = torch.arange(hidden_states.shape[1], device=rhythm.device, dtype=torch.float32)[None, :, None]
+        if frame_numbers is None:
+            frame_numbers = torch.arange(hidden_states.shape[1], device=rhythm.device, dtype=torch.float32)[None]
+        frames = frame_numbers[:, :, None]
         known, generate = context_latents.split([CHANNELS, CHANNELS], dim=-1)
         is_from_the_top = generate.amin(dim=(1, 2)) * (known - SILENCE).abs().amax(dim=(1, 2)).lt(1e-3)  # [B]
         pulses = self.pulses(rhythm, frames) * is_from_the_top[:, None, None]
@@ -96,7 +101,7 @@ class ClockedDecoder(nn.Module):
         return estimate
 
     def waves(self, rhythm: Tensor, frames: Tensor) -> Tensor:
-        """Sines and cosines `[B, T, NUM_WAVES]` of the tempo and meter `[B, 3]` at frames `[1, T, 1]`."""
+        """Sines and cosines `[B, T, NUM_WAVES]` of the tempo and meter `[B, 3]` at frames `[B or 1, T, 1]`."""
         beats, bars = rhythm[:, :1], rhythm[:, :1] * rhythm[:, 1:2]  # per frame
         cycles = torch.cat([beats * self.cycles_per_beat, bars * self.cycles_per_bar], dim=-1)
         angles = 2.0 * math.pi * frames * cycles[:, None, :]

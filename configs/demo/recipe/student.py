@@ -62,11 +62,12 @@ class JumpDecoder(ClockedDecoder):
         encoder_hidden_states: Tensor,
         condition_mask: Tensor,
         context_latents: Tensor,
+        frame_numbers: Tensor,
         timestep_r: Tensor,
         guidance: Tensor,
     ) -> Tensor:
         """Mean velocity `[B, T, C]` from `timestep` to `timestep_r` under a guidance `[B]`, in one row each."""
-        given = encoder_hidden_states, condition_mask, context_latents
+        given = encoder_hidden_states, condition_mask, context_latents, frame_numbers
         clean = self.jump_clean(hidden_states, (timestep, timestep_r), guidance, *given)
         velocity: Tensor = (hidden_states - clean) / timestep.clamp(min=MIN_TIME)[:, None, None]
         return velocity
@@ -79,11 +80,12 @@ class JumpDecoder(ClockedDecoder):
         condition: Tensor,
         keep: Tensor,
         context: Tensor,
+        frame_numbers: Tensor | None = None,
     ) -> Tensor:
         """`x - t u(x, t, r, g)`: the clean latents where r = 0. Times (t, r) `[B]` each, guidance `[B]`."""
         log = torch.log(guidance.clamp(min=1e-3))
         begin, end = torch.stack([times[0], log], dim=-1), torch.stack([times[1], torch.zeros_like(log)], dim=-1)
-        estimate: Tensor = self.clean(latents, begin, condition, keep, context, end)
+        estimate: Tensor = self.clean(latents, begin, condition, keep, context, end, frame_numbers)
         return estimate
 
 

@@ -85,7 +85,7 @@ class PlainGeneration:
     def _velocities(self, x: F32, numbers: Mapping[str, float], given: dict[str, NDArray[np.generic]]) -> F32:
         """`[R, T, C]`, one row per condition. numbers: what each row tells the decoder."""
         spec, rows = self._bundle.decoder, len(next(iter(given.values())))
-        feeds = {spec.inputs.latents: np.repeat(x[None], rows, axis=0), **given}
+        feeds = {spec.inputs.latents: np.repeat(x[None], rows, axis=0), **given, **spec.inputs.steady(rows, len(x))}
         feeds |= {name: np.full(rows, value, np.float32) for name, value in numbers.items()}
         velocity: F32 = run_once(self._decoder, feeds)[spec.outputs.velocity]
         return velocity

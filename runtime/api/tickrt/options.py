@@ -133,6 +133,7 @@ class Controls(_Common, total=False):
 
     variation: float
     loop_bars: int | None
+    loop_mode: Literal["circular", "plain"] | None
 
 
 class Arguments(Options, total=False):

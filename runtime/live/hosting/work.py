@@ -28,6 +28,7 @@ def compose_job(pipeline: Pipeline, job: SessionJob, seed: int, client: str = ""
         timbre=job.timbre,
         hints=job.hints,
         phrases=job.phrases,
+        loop_frames=job.loop_frames,
         session=job.id,
         client=client,
     )

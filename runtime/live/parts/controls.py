@@ -48,6 +48,11 @@ class _LiveOnly(BaseModel):
         description="In a loop: its length in bars, as many as fit, where bpm or a prompt gives a tempo; 0: the whole "
         "canvas. Default: the number that fits the canvas best; without a tempo the whole canvas.",
     )
+    loop_mode: Literal["circular", "plain"] | None = Field(
+        default="circular",
+        description="In a loop: circular generates it as a circle, whose end leads into its beginning; plain as a "
+        "piece that begins and ends.",
+    )
 
 
 def _control(info: FieldInfo, kind: Literal["step", "generation"]) -> tuple[Any, FieldInfo]:

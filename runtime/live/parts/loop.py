@@ -23,6 +23,7 @@ from runtime.live.storage.document import StoredGenerations, damaged
 from runtime.music.envelopes import HEARD_FRAMES, Breath, Marks
 from runtime.music.part_moods import PartMoods
 from runtime.music.tempo import best_bars, loop_frames, most_bars, sixteenths_of_bar, tempo_of
+from runtime.requests.options import GenerationOptions
 from runtime.requests.seeds import segment_seed
 from runtime.requests.segments import Segment
 from runtime.requests.timesteps import noise
@@ -103,6 +104,7 @@ class LoopMode:
 
     def new(self, job_id: str, may_draft: bool) -> Running:
         """The next generation: of the whole canvas."""
+        options = self._flights.key()[0]
         state = self._newest_noise = self._next_noise()
         running = self._flights.new(
             job_id,
@@ -111,6 +113,7 @@ class LoopMode:
             noise=None if state.piece is None else state.piece.latents,
             seed=state.seed,
             is_refresh=self._timeline.newest is not None,
+            loop_frames=self._loop_frames(options) if self._controls.value("loop_mode") == "circular" else None,
         )
         self._noises[running.number] = state
         return self._draft(running) if may_draft and self._can_draft(running.basis.key) else running
@@ -123,7 +126,7 @@ class LoopMode:
         if (steps or 1) < 2 or self._variation() > 0.0:
             return False
         before = key[0].model_copy(update={name: getattr(latest.key[0], name) for name in STEP_CONTROLS})
-        return (before, key[1]) == latest.key != key
+        return (before, *key[1:]) == latest.key != key
 
     def _draft(self, running: Running) -> Running:
         latest = self._flights.latest
@@ -156,7 +159,7 @@ class LoopMode:
 
     def shaped(self, breath: Breath, done: Running, latents: Latents, marks: Marks) -> Latents:
         """Behind its own end: it repeats."""
-        _, end = self.own_band(Canvas((), tempo_of(done.basis.key[0], self._model.ranges.bpm)))
+        end = self._loop_frames(done.basis.key[0])
         first = max(0, end - HEARD_FRAMES)
         breath.shaped(latents[first:end], marks.part(first, end))
         breath.repeat()
@@ -193,6 +196,10 @@ class LoopMode:
         bars = (here.canvas_frame_at(frame) + share - before.first_frame) / before.bar_frames
         position = round(bars * after.bar_frames - share) % band[1]
         self._timeline.place(Placement(from_sample, canvas, frame, position, band))
+
+    def _loop_frames(self, options: GenerationOptions) -> int:
+        """Those of the loop that a generation with these options is."""
+        return self.own_band(Canvas((), tempo_of(options, self._model.ranges.bpm)))[1]
 
     def own_band(self, canvas: Canvas) -> Band:
         """As many bars as `loop_bars` says and as fit; the whole canvas where it has no tempo."""

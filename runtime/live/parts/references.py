@@ -72,10 +72,13 @@ class References:
             raise RequestError(f"there is no source {source_id!r}", field="id", fix="POST it to /v1/sources")
         return control
 
-    def inputs(self, segment: Segment) -> dict[str, Any]:
-        """Members of a SessionJob: source, hints `[T, C]`, sections, notes of a segment's frames, timbre `[F, C]`."""
+    def inputs(self, segment: Segment, loop_frames: int | None = None) -> dict[str, Any]:
+        """Members of a SessionJob: source, hints `[T, C]`, sections, notes of a segment's frames, timbre `[F, C]`.
+
+        loop_frames: as SessionJob has it.
+        """
         source, hints = (
-            None if found is None else found.frames(segment.start_frame, segment.frames)
+            None if found is None else found.frames(segment.start_frame, segment.frames, loop_frames)
             for found in (self.source, self.structure)
         )
         sections: tuple[SongSection, ...] = ()

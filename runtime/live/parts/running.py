@@ -21,7 +21,8 @@ from runtime.requests.segments import Segment
 UPDATE_INTERVAL_S = 0.02
 ESTIMATE_START_S, ESTIMATE_MARGIN, ESTIMATE_SAMPLES = 0.5, 1.1, 8
 
-Key = tuple[GenerationOptions, int]
+# What a generation is made with: options, the version of what is given, and what makes it a loop.
+Key = tuple[GenerationOptions, int, tuple[str, int | None]]
 
 
 @dataclass(eq=False)
@@ -90,19 +91,21 @@ class RunningGenerations:
         """What a generation that starts now is made with."""
         given = self._references
         has_source, has_structure = given.source is not None, given.structure is not None or given.is_planned
-        return self._controls.options(has_source=has_source, has_structure=has_structure), given.version
+        loop = str(self._controls.value("loop_mode")), self._controls.value("loop_bars")
+        return self._controls.options(has_source=has_source, has_structure=has_structure), given.version, loop
 
     @property
     def is_changed(self) -> bool:
         """Whether no generation was started with what holds now, and kept it."""
         return self.latest is None or self.latest.is_mixed or self.latest.key != self.key()
 
-    def new(self, job_id: str, segment: Segment, *, seed: int, **job: Any) -> Running:
+    def new(self, job_id: str, segment: Segment, *, seed: int, loop_frames: int | None = None, **job: Any) -> Running:
         """The next generation, with the newest values; job: members of its SessionJob."""
         key, full_seq = self.key(), self._controls.full_seq
         options = key[0].model_copy(update={"seed": seed})
+        job |= {"loop_frames": loop_frames, **self._references.inputs(segment, loop_frames)}
         return Running(
-            job=SessionJob(job_id, options, segment, full_seq=full_seq, **self._references.inputs(segment), **job),
+            job=SessionJob(job_id, options, segment, full_seq=full_seq, **job),
             number=self.num_started,
             basis=Basis(key, self._controls.seq, full_seq),
             started_s=self._clock.now_s,

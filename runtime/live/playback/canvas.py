@@ -15,6 +15,7 @@ import numpy as np
 from runtime.config.codec import Latents
 from runtime.music.part_moods import NO_MOODS, PartMoods
 from runtime.music.tempo import Tempo
+from runtime.requests.ring import stretched
 
 Band = tuple[int, int]
 
@@ -119,10 +120,12 @@ class PlacedSource:
     piece: Piece
     start: int = 0
 
-    def frames(self, start: int, frames: int) -> Latents:
-        """Its `[frames, C]` from canvas frame `start` on."""
-        rows = (np.arange(start, start + frames) - self.start) % len(self.piece.latents)  # [frames]
-        return self.piece.latents[rows]  # [frames, C]
+    def frames(self, start: int, frames: int, loop: int | None = None) -> Latents:
+        """Its `[frames, C]` from canvas frame `start` on. loop: the frames of a loop that it is to be as long as."""
+        is_fitted = loop is not None and self.id is not None  # What was written lies where it is.
+        latents = stretched(self.piece.latents, loop) if is_fitted and loop else self.piece.latents
+        rows = (np.arange(start, start + frames) - self.start) % len(latents)  # [frames]
+        return latents[rows]  # [frames, C]
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from runtime.music.note_levels import Phrase
 from runtime.music.part_moods import NO_MOODS, PartMoods, Thinning
 from runtime.music.sections import SectionRequest, SongSection, SongState, check_state
 from runtime.music.tempo import Tempo, loop_frames, tempo_of
-from runtime.requests.options import GenerationOptions, parse_options
+from runtime.requests.options import GenerationOptions
 from runtime.requests.prompt_words import PromptMeaning, PromptWords
 from runtime.requests.request import SOLVERS
 from runtime.requests.segments import Segment
@@ -229,6 +229,7 @@ class SessionJob:
     `[F, C]`: latents of a reference. hints `[T, C]`: of the structure that it follows, already the segment's frames.
     sections: of the plan whose hints these are, by the segment's frames; the prompts say what sounds in each. phrases:
     notes over the hints, by the segment's frames; exact: those of them that the session writes into its latents, too.
+    loop_frames: those of a loop that is denoised as a circle.
     """
 
     id: str
@@ -244,6 +245,7 @@ class SessionJob:
     sections: tuple[SongSection, ...] = ()
     phrases: tuple[Phrase, ...] = ()
     exact: tuple[Phrase, ...] = ()
+    loop_frames: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,25 +305,6 @@ class SongEdit:
     codes: tuple[int, ...] | None = None
     options: GenerationOptions | None = None
     seq: int | None = None
-
-    def stored(self) -> dict[str, Any]:
-        """JSON values that `loaded` takes."""
-        options = self.options and self.options.model_dump(mode="json", exclude_unset=True)
-        return {**vars(self), "options": options}
-
-    @classmethod
-    def loaded(cls, stored: Mapping[str, Any]) -> SongEdit:
-        """The change of `stored`."""
-        sections, codes, options = stored["sections"], stored["codes"], stored["options"]
-        return cls(
-            from_frame=stored["from_frame"],
-            sections=None
-            if sections is None
-            else tuple(SectionRequest(kind, tuple(layers), bars) for kind, layers, bars in sections),
-            codes=None if codes is None else tuple(codes),
-            options=None if options is None else parse_options(options),
-            seq=stored.get("seq"),
-        )
 
 
 @dataclass(frozen=True)

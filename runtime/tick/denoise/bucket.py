@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from runtime.engines.engine import Engine, EngineSet, Execution, smallest_supers
 from runtime.engines.launch_cache import Launch, LaunchCache
 from runtime.requests.request import MAX_CONDITIONS
 from runtime.tick.denoise.prepared import PreparedGeneration
+from runtime.tick.denoise.ring_rows import RingRows
 from runtime.tick.denoise.row_buffers import ALIGNED, AdapterFactors, RowBuffers, row_multiple
 from runtime.tick.denoise.row_layout import LaunchKey, LayoutRules, LiveSlot, RowLayout
 from runtime.tick.denoise.slot_fields import FIELDS, written_states
@@ -63,6 +65,7 @@ class LengthBucket:
         # [most R] of each kind, each at an aligned address
         self._numbers = self._vectors.take(most_numbers * ALIGNED * 4 // np.dtype(dtype).itemsize, dtype)
         self._rows = self._row_buffers(2 * self._slot_count)
+        self._rings: RingRows | None = None
         self._steps = parts.step(device, context.stream, self.state, runtime.ticks_in_flight + 1)
         folds_tokens = bundle.decoder.inputs.condition_mask is not None
         self._rules = LayoutRules(context.deployment, folds_tokens, row_multiple(frames, self._channels))
@@ -139,6 +142,10 @@ class LengthBucket:
             for live in self._drawing():
                 self._noise.write(live)
         self._rows.set_numbers(self.state.set_times())
+        if self._rings is not None and layout.has_rings:
+            turns = {index: turn for index, item in self._live.items() if (turn := item.turn) is not None}
+            self._rings.write(layout, turns)
+            self._rows.number_frames(layout, turns)
         for live in self._multistep:
             self.state.extrapolate(live.slot.index, live.extrapolation)
         self.state.flush()
@@ -196,7 +203,10 @@ class LengthBucket:
         if len(layout.rows) > self._rows.capacity:
             self.forget_launches()  # seldom: there is room for one more row of every slot
             self._rows = self._row_buffers(-(-len(layout.rows) // self._slot_count) * self._slot_count)
+            self._rings = None
         self._rows.lay_out(layout)
+        if layout.has_rings and self._rings is None:
+            self._rings = RingRows(self._context.device, self._context.stream, self._rows)
         step = self._variant("step", layout.features)
         self._steps.write(layout, blends="blend" in step)
         if "rcfg" in step:  # also where the slots with one pause their guidance
@@ -232,6 +242,7 @@ class LengthBucket:
             step=step,
             rows=None if layout.is_identity else self._variant("rows", layout.row_features),
             adapter_rank=self._adapter_rank(layout),
+            has_rings=layout.has_rings,
             sides=tuple(self.state.double_buffer(name).side for name in written_states(step, self._rule)),
             generation=self._generation,
         )
@@ -246,7 +257,11 @@ class LengthBucket:
         launch = Launch(
             key=key,
             rows=rows,
-            decoders=tuple(self._bind_decoder(layout, *execute, hidden_states) for execute in layout.executes),
+            decoders=tuple(
+                execution
+                for execute in layout.executes
+                for execution in self._bind_decoder(layout, *execute, hidden_states)
+            ),
             step=self._steps.bind(self._context.engines.steps[key.step], layout, latents, velocity),
             writes=written_states(key.step, self._rule),
         )
@@ -266,18 +281,26 @@ class LengthBucket:
             latents = tensors["masked_latents"] = self._masked.view(*latents.shape)  # [S, T, C]
         return engine.bind(tensors), hidden_states, latents
 
-    def _bind_decoder(self, layout: RowLayout, begin: int, end: int, tokens: int, hidden_states: Tensor) -> Execution:
+    def _bind_decoder(
+        self, layout: RowLayout, begin: int, end: int, tokens: int, hidden_states: Tensor
+    ) -> Sequence[Execution]:
+        """The decoder over some rows, between what turns loops where there are some."""
         tensors = self._rows.decoder_tensors(begin, end, tokens, hidden_states)
         start = begin * self.frames * self._channels
         # [R of the execute, T, C]
         velocity = self._rows.velocity.view(end - begin, self.frames, self._channels, start=start)
-        engines = self._context.engines
-        tensors[self._context.bundle.decoder.outputs.velocity] = velocity
-        if not layout.adapters:
-            return engines.decoder.bind(tensors)
-        assert self._factors is not None
-        assert engines.adapted is not None
-        return engines.adapted.bind(tensors | self._rows.adapter_tensors(begin, end, self._factors))
+        engines, spec = self._context.engines, self._context.bundle.decoder
+        tensors[spec.outputs.velocity] = velocity
+        before, behind = list[Execution](), list[Execution]()
+        if self._rings is not None and layout.has_rings:
+            before, last = self._rings.bind(engines.rows, spec, begin, end, tensors)
+            behind.append(last)
+        decoder = engines.decoder
+        if layout.adapters:
+            assert self._factors is not None
+            assert engines.adapted is not None
+            decoder, tensors = engines.adapted, tensors | self._rows.adapter_tensors(begin, end, self._factors)
+        return *before, decoder.bind(tensors), *behind
 
     def _adapter_rank(self, layout: RowLayout) -> int:
         """Q; 0 where no row has an adapter: then the plain decoder runs."""

@@ -12,6 +12,7 @@ from runtime.engines.adapters import NO_ADAPTERS, AdapterCatalog, AdapterUse
 from runtime.requests.curves import Array, Curve, is_everywhere, resample
 from runtime.requests.jumps import NO_JUMPS, JumpRule
 from runtime.requests.request import Condition, Dcw, GenerationRequest, StepParameters, fit
+from runtime.requests.ring import shift_at, window_frames
 from runtime.requests.timesteps import Purpose, extrapolation, noise, schedule, target_gate
 from runtime.tick.denoise.slot_fields import GUIDANCE_FEATURES
 
@@ -70,7 +71,8 @@ class PreparedGeneration:
     generation, None where neutral; step_noise `[T, C]`: the first step's, where it draws some. has_cached_negative: the
     negative velocity that guidance mode "initialize" keeps has been computed; of mode "alternate" the difference, in
     the step before. extrapolation: K numbers, how far each step extrapolates its velocity, none where the solver does
-    not; previous: what the state previous_velocity is made of, None where it is of no use.
+    not; previous: what the state previous_velocity is made of, None where it is of no use. shifts: of a loop, how far
+    each step turns it, K numbers.
     """
 
     request: GenerationRequest
@@ -85,6 +87,7 @@ class PreparedGeneration:
     has_cached_negative: bool = False
     extrapolation: tuple[float, ...] = ()
     previous: VelocityParts | None = None
+    shifts: tuple[int, ...] = ()
 
     @property
     def bucket(self) -> int:
@@ -128,7 +131,9 @@ def prepare(request: GenerationRequest, values: StepValues, channels: int) -> Pr
     """Draw a request's noise, compute its schedule and its first latents `[T, channels]`."""
     times = _times(request)
     drawn = noise(request.frames, channels, request.seed) if request.noise is None else request.noise  # [T, C]
-    states = {"latents": start_latents(request, drawn, float(times[0]))}
+    loop, states = request.loop_frames, {"latents": start_latents(request, drawn, float(times[0]))}
+    if loop is not None:
+        states["latents"] = states["latents"][window_frames(request.frames, loop, 0)]
     if request.guidance_mode == "self":
         states["cached_negative_velocity"] = drawn
     return PreparedGeneration(
@@ -142,6 +147,7 @@ def prepare(request: GenerationRequest, values: StepValues, channels: int) -> Pr
         step_noise=noise(request.frames, channels, request.seed, Purpose.STEP, 0) if values.draws_noise else None,
         phases=tuple(_phases(request)),
         extrapolation=_extrapolation(request, times),
+        shifts=() if loop is None else tuple(shift_at(time, loop, request.seed) for time in times[:-1].tolist()),
     )
 
 

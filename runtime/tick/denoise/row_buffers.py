@@ -20,7 +20,8 @@ from runtime.devices.memory import PackedVectors, host_view
 from runtime.engines.adapters import FACTORS_A, FACTORS_B, ROW_WEIGHTS, Adapter, AdapterUse, Floats
 from runtime.engines.engine import Engine, condition_shape, condition_width
 from runtime.requests.request import Condition
-from runtime.tick.denoise.row_layout import RowLayout
+from runtime.requests.ring import window_frames
+from runtime.tick.denoise.row_layout import RowLayout, Turn
 from runtime.tick.runner import TickContext
 
 
@@ -143,22 +144,27 @@ class RowBuffers:
         self.velocity = device.zeros((capacity * size,), np.float32)  # [capacity, T, C], flat
         self.row_slots = Buffer(device, capacity, np.int64)  # [capacity]
         self.condition = None
-        self._condition_stride = _round_up(tokens * self.width)
+        self._condition_stride = round_up(tokens * self.width)
         if self._roles.condition is not None:
             # [capacity, most L, D], flat
             self.condition = device.zeros((capacity * self._condition_stride,), inputs[self._roles.condition].dtype)
             self._padding = np.zeros((tokens, self.width), self.condition.dtype)  # [most L, D]
         self.mask = None
-        self._mask_stride = _round_up(tokens)
+        self._mask_stride = round_up(tokens)
         if self._roles.condition_mask is not None:
             # [capacity, most L], flat
             self.mask = Buffer(device, capacity * self._mask_stride, inputs[self._roles.condition_mask].dtype)
         self.context = None
-        self._context_stride = _round_up(frames * self.context_channels)
+        self._context_stride = round_up(frames * self.context_channels)
         if self._roles.context is not None:
             # [capacity, T, X], flat
             self.context = device.zeros((capacity * self._context_stride,), inputs[self._roles.context].dtype)
-        self._weights_stride = _round_up(adapter_rank)
+        self._frames_stride = round_up(frames)
+        self._frame_numbers = None
+        if (name := self._roles.frame_numbers) is not None:
+            # [capacity, T], flat
+            self._frame_numbers = Buffer(device, capacity * self._frames_stride, inputs[name].dtype)
+        self._weights_stride = round_up(adapter_rank)
         # [capacity, most Q], flat
         self._weights = Buffer(device, capacity * self._weights_stride, np.float32) if adapter_rank else None
         self.layout: RowLayout | None = None
@@ -184,7 +190,19 @@ class RowBuffers:
         ]
         num_numbers = self._number_places[-1][0] + 1
         self._vectors.limit_bytes = self._first_number_bytes + num_numbers * self._numbers.dtype.itemsize
+        self.number_frames(layout, {})
         self.layout = layout
+
+    def number_frames(self, layout: RowLayout, turns: Mapping[int, Turn]) -> None:
+        """Write and upload the number of each row's frames, if the decoder takes them; turns: see RingRows.write."""
+        if (numbers := self._frame_numbers) is None:
+            return
+        for begin, end, _ in layout.executes:
+            start = begin * self._frames_stride
+            rows = numbers.array(end - begin, self.frames, start=start)  # [R of the execute, T]
+            for row, out in zip(layout.rows[begin:end], rows, strict=True):
+                out[:] = window_frames(self.frames, *turns.get(row.slot_index, (self.frames, 0)))  # [T]
+            numbers.flush(rows.size, self._stream, start=start)
 
     def set_numbers(self, of_slots: Sequence[tuple[float, ...]]) -> None:
         """Write what each row tells the decoder, from the slots' own. The vectors' owner uploads them."""
@@ -193,7 +211,7 @@ class RowBuffers:
 
     def _first_number(self, begin: int, end: int, kind: int) -> int:
         """Where the numbers of a kind of an execute begin: the kinds of an execute lie one after the other."""
-        return begin * ALIGNED * self._num_kinds + kind * _round_up(end - begin)
+        return begin * ALIGNED * self._num_kinds + kind * round_up(end - begin)
 
     def set_adapters(
         self, layout: RowLayout, factors: AdapterFactors, uses: Mapping[int, tuple[AdapterUse, ...]]
@@ -233,6 +251,10 @@ class RowBuffers:
         if self.context is not None and self._roles.context is not None:
             shape = (rows, frames, self.context_channels)
             tensors[self._roles.context] = self.context.view(*shape, start=begin * self._context_stride)  # [R, T, X]
+        if self._frame_numbers is not None and self._roles.frame_numbers is not None:
+            # [R, T]
+            numbers = self._frame_numbers.view(rows, frames, start=begin * self._frames_stride)
+            tensors[self._roles.frame_numbers] = numbers
         return tensors
 
     def _forget_moved(self, layout: RowLayout) -> None:
@@ -309,5 +331,6 @@ def row_multiple(frames: int, channels: int) -> int:
     return ALIGNED // gcd(ALIGNED, frames * channels)
 
 
-def _round_up(count: int) -> int:
+def round_up(count: int) -> int:
+    """The next multiple of ALIGNED elements."""
     return -(-count // ALIGNED) * ALIGNED

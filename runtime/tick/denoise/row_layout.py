@@ -13,6 +13,9 @@ from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.tick.denoise.slot_fields import GUIDANCE_FEATURES, PAUSED_GUIDANCE
 from runtime.tick.scheduling.slot import Slot
 
+# Of a loop, its frames and by how many of them a step turns it.
+Turn = tuple[int, int]
+
 
 class DecoderRow(NamedTuple):
     """One row of the decoder's batch: which slot's latents, under which condition."""
@@ -40,6 +43,7 @@ class LaunchKey(NamedTuple):
     step: frozenset[str]
     rows: frozenset[str] | None
     adapter_rank: int
+    has_rings: bool
     sides: tuple[int, ...]
     generation: int
 
@@ -87,6 +91,12 @@ class LiveSlot:
         return self.work.extrapolation[self.slot.step]
 
     @property
+    def turn(self) -> Turn | None:
+        """That of the next step; None where it is no loop."""
+        loop = self.work.request.loop_frames
+        return None if loop is None else (loop, self.work.shifts[self.slot.step])
+
+    @property
     def guidance_fields(self) -> Mapping[str, Any]:
         """Rows of the fields that differ where guidance pauses."""
         fields = self.work.values.fields
@@ -129,8 +139,9 @@ class RowLayout:
     """The rows of one length's live slots: every slot's positives in slot order, then every slot's negatives.
 
     A tick covers the slots with an index below `slot_count`. positives, negatives: per live slot, its rows. Rows
-    between two executes are spare. is_identity: row i simply is slot i, and the decoder reads the latents where they
-    lie. The layout holds for `num_ticks` ticks, unless a slot joins, leaves or changes.
+    between two executes are spare. has_rings: some are loops, which the decoder sees turned. is_identity: row i simply
+    is slot i, and the decoder reads the latents where they lie. The layout holds for `num_ticks` ticks, unless a slot
+    joins, leaves or changes.
     """
 
     frames: int
@@ -146,6 +157,7 @@ class RowLayout:
     features: frozenset[str]
     row_features: frozenset[str]
     adapters: frozenset[Adapter]
+    has_rings: bool
     num_ticks: int
 
     @property
@@ -198,6 +210,7 @@ class LayoutRules:
             features=features | {"blend"} if blends else features,
             row_features=row_features,
             adapters=frozenset([use.adapter for item in live for use in item.work.values.adapters]),
+            has_rings=any(item.work.shifts for item in live),
             num_ticks=min([item.rows_until - item.slot.step for item in live]),
         )
 

@@ -21,7 +21,7 @@ from runtime.tick.denoise.bucket import FASTEST, DenoiseParts, LengthBucket
 from runtime.tick.denoise.prepared import PreparedGeneration, VelocityParts
 from runtime.tick.denoise.row_buffers import AdapterFactors
 from runtime.tick.denoise.row_layout import RowLayout
-from runtime.tick.denoise.slot_fields import STEP_FEATURES, step_inputs
+from runtime.tick.denoise.slot_fields import CONTEXT_RING, RING, STEP_FEATURES, step_inputs
 from runtime.tick.runner import BucketSpan, LaunchFailures, TickContext
 from runtime.tick.scheduling.slot import Slot, Submission
 
@@ -286,6 +286,10 @@ def _check_variants(context: TickContext) -> None:
     earlier = "they were built by an earlier version"
     if not any(variant >= STEP_FEATURES for variant in steps):
         raise EngineNotBuiltError(f"no step engine has all of {variant_name(STEP_FEATURES)}: {earlier}", fix=fix)
+    rings = {RING} if context.bundle.decoder.inputs.context is None else {RING, CONTEXT_RING}
+    if lacking := rings - context.engines.rows.keys():
+        names = ", ".join(sorted(f"rows.{variant_name(variant)}" for variant in lacking))
+        raise EngineNotBuiltError(f"there is no engine {names}: {earlier}", fix=fix)
     for variant, engine in steps.items():
         if missing := sorted({tensor.name for tensor in step_inputs(variant, rule)} - engine.inputs.keys()):
             raise EngineNotBuiltError(f"step engines do not read {', '.join(missing)}: {earlier}", fix=fix)

@@ -17,6 +17,8 @@ DIMENSIONS = {
     "I": "adapter_inputs", "O": "adapter_outputs",
 }  # fmt: skip
 ROWS_FEATURES = frozenset({"gain", "mask"})
+# Variants of the rows graph that put the frames of rows in another order: of latents, and of contexts.
+RING, CONTEXT_RING = frozenset({"ring"}), frozenset({"context", "ring"})
 STEP_FEATURES = frozenset({"ab2", "blend", "dcw", "guidance", "mask", "ode_noise", "rcfg", "rescale", "sde", "target"})
 # Features of the step that need another one.
 NEEDS = {"rcfg": "guidance", "rescale": "guidance"}
@@ -91,6 +93,10 @@ TENSORS = (
     TickTensor(FACTORS_B, "QO", kind="adapter"),
     TickTensor(ROW_WEIGHTS, "RQ", kind="adapter"),
 )
+RING_TENSORS = (
+    TickTensor("frames", "RTC", kind="layout"),
+    TickTensor("order", "RT", kind="layout", dtype="int64"),
+)
 FIELDS = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "field"}
 STATES = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "state"}
 LAYOUT = {tensor.name: tensor for tensor in TENSORS if tensor.kind == "layout"}
@@ -107,7 +113,7 @@ def step_inputs(features: Iterable[str], rule: GuidanceRule = "apg") -> tuple[Ti
 def rows_inputs(features: Iterable[str]) -> tuple[TickTensor, ...]:
     """The inputs of the rows graph with these features, in order."""
     chosen = frozenset(features)
-    return tuple(tensor for tensor in TENSORS if _is_read(tensor.rows, chosen))
+    return RING_TENSORS if chosen >= RING else tuple(tensor for tensor in TENSORS if _is_read(tensor.rows, chosen))
 
 
 def written_states(features: Iterable[str], rule: GuidanceRule = "apg") -> tuple[str, ...]:

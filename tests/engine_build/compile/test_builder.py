@@ -128,7 +128,7 @@ def test_every_engine_opens_with_its_manifest(shared: Deployment) -> None:
     folder = shared.engine_folder()
     names = sorted(file.name.removesuffix(".manifest.json") for file in folder.glob("*.manifest.json"))
     assert sorted(file.name.removesuffix(".onnx") for file in folder.glob("*.onnx")) == names
-    assert len(list(folder.iterdir())) == 2 * len(names) == 2 * 29
+    assert len(list(folder.iterdir())) == 2 * len(names) == 2 * 31
     for name in names:
         engine = open_engine(folder, name, open_device("cpu"), threads=1)
         manifest = engine.manifest
@@ -168,7 +168,7 @@ def test_other_ranges_rebuild_the_decoder(path: Path, folder: Path) -> None:
 def test_other_options_rebuild_everything(path: Path, folder: Path, option: str, reason: str) -> None:
     path.write_text(path.read_text() + option + "\n")
     fresh = run(path)
-    assert len(fresh) == 10
+    assert len(fresh) == 12
     assert all(reason in found for found in fresh.values())
     assert run(path) == {}
 
@@ -181,7 +181,7 @@ def test_threads_do_not_make_another_engine(path: Path, folder: Path) -> None:
 def test_another_onnx_runtime_rebuilds_everything(path: Path, folder: Path) -> None:
     here = build_environment("cpu", load_request(path).options)
     fresh = run(path, environment=replace(here, tool_versions={"onnxruntime": "99.0"}))
-    assert len(fresh) == 10
+    assert len(fresh) == 12
     assert "tool_versions.onnxruntime" in fresh["decoder"]
     assert fresh["decoder"].endswith("wanted '99.0'")
 
@@ -377,7 +377,7 @@ def test_decisions_count_files_and_memory(shared: Deployment) -> None:
 RELEASE = {"tensorrt-rtx": "1.7.1.116"}
 ELSEWHERE = BuildEnvironment(RELEASE, {}, "a processor", cannot_run="there is no NVIDIA driver")
 WITH_CARD = BuildEnvironment(RELEASE, {}, "another processor", {"gpu": "RTX 4090"})
-ENGINES = 7
+ENGINES = 9
 
 Build = Callable[..., list[str]]
 

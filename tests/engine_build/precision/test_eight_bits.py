@@ -268,6 +268,7 @@ def test_the_demo_s_decoder_gives_a_row_the_same_velocity_in_every_batch(decoder
     feeds |= {
         "timestep": RANDOM.uniform(0.1, 1, 3).astype(np.float32),
         "condition_mask": np.ones((3, 9), np.float32),
+        "frame_numbers": np.tile(np.arange(32, dtype=np.float32), (3, 1)),
     }
     feeds["encoder_hidden_states"][:, 6:] = 0
     feeds["condition_mask"][:, 6:] = 0

@@ -135,7 +135,7 @@ def test_list_shows_engines_and_whether_they_run(path: Path, plan: Path) -> None
     assert [line for line in lines if re.match(r"rows\.plain +cpu +x86_64, onnxruntime .* yes$", line)]
     assert [line for line in lines if re.match(r"decoder +tensorrt +x86_64, NVIDIA H200, 9.0, .* no \(1\)$", line)]
     assert [line for line in lines if line.startswith("(1) target tensorrt needs the package tensorrt")]
-    assert re.match(r"8 engines, [\d.]+ KiB in .*; 7 of them run here$", lines[-1])
+    assert re.match(r"10 engines, [\d.]+ KiB in .*; 9 of them run here$", lines[-1])
     assert UNMEASURED not in result.stdout
     of_plan = manifest_path(plan.parent, "decoder")
     write_manifest(of_plan, read_manifest(of_plan).model_copy(update={"error": {}}))
@@ -160,7 +160,7 @@ def test_the_error_is_that_of_the_build_or_what_a_machine_that_runs_the_engine_h
 
 def test_list_as_json(path: Path, plan: Path) -> None:
     entries = json.loads(invoke("list", path, "--json").stdout)
-    assert len(entries) == 8
+    assert len(entries) == 10
     (found,) = [entry for entry in entries if entry["target"] == "tensorrt"]
     assert (found["name"], found["fits"], found["build"]["precision"]) == ("decoder", False, "bf16")
     assert found["why_not"]
@@ -208,7 +208,7 @@ def test_clean_removes_engines_and_leftovers_only(path: Path, plan: Path) -> Non
     (folder / "rows.gain.manifest.json").write_text("{")
     result = invoke("clean", path, "--target", "cpu", "--yes")
     assert result.exit_code == 0
-    assert re.match(r"15 files removed, [\d.]+ KiB, from ", result.stdout)
+    assert re.match(r"19 files removed, [\d.]+ KiB, from ", result.stdout)
     assert {file.name for file in folder.iterdir()} == {"notes.txt", "other.onnx"}
     assert plan.exists()
 
@@ -299,10 +299,10 @@ def test_a_file_gets_plain_lines_one_per_engine(tiny: Path) -> None:
     report.summary("here", 1.25)
     lines = file.getvalue().splitlines()
     assert "\x1b" not in file.getvalue()
-    assert len(lines) == 1 + 10 + 1
+    assert len(lines) == 1 + 12 + 1
     assert lines[1].startswith("built ")
     assert lines[1].endswith("decoder  (not built yet)")
-    assert lines[-1].startswith("10 built: ")
+    assert lines[-1].startswith("12 built: ")
     assert lines[-1].endswith("in here, 1.2 s")
 
 
@@ -313,9 +313,9 @@ def test_reused_and_removed_engines_are_printed(tiny: Path) -> None:
     report = ConsoleReport(out)
     build(load_request(tiny), report=report)
     report.summary("here", 0.0)
-    assert file.getvalue().count("\nreused ") == 9
+    assert file.getvalue().count("\nreused ") == 11
     assert "step.plain  (the deployment no longer has it)" in file.getvalue()
-    assert "9 reused, 1 removed" in file.getvalue()
+    assert "11 reused, 1 removed" in file.getvalue()
 
 
 def test_a_terminal_gets_a_spinner_with_the_last_known_time(tiny: Path) -> None:
@@ -452,7 +452,7 @@ def test_without_a_bundle_engines_and_known_ranges_are_the_same(tmp_path: Path) 
     assert list(engines) == list(specs)
     known = {name: ranges for name, ranges in engines.items() if ranges is not None}
     assert known == {name: specs[name] for name in known}
-    assert len(known) == 8 < len(specs)
+    assert len(known) == 10 < len(specs)
 
 
 def test_a_build_lists_all_missing_packages(dry: Path) -> None:

@@ -102,7 +102,7 @@ class GraphDevice(HostDevice):
 
 
 def key(slot_count: int = 1, **changes: Any) -> LaunchKey:
-    base = LaunchKey(16, slot_count, (Execute(0, slot_count, 4),), (1, 1), frozenset(), None, 0, (0,), 0)
+    base = LaunchKey(16, slot_count, (Execute(0, slot_count, 4),), (1, 1), frozenset(), None, 0, False, (0,), 0)
     return base._replace(**changes)
 
 
@@ -495,7 +495,9 @@ def replayed_share(load: float, deployment: Deployment, ticks: int = TICKS) -> f
 def key_of(layout: RowLayout, side: int) -> LaunchKey:
     rows = None if layout.is_identity else layout.row_features
     executes, widths = layout.executes, layout.widths
-    return LaunchKey(layout.frames, layout.slot_count, executes, widths, layout.features, rows, 0, (side,), 0)
+    return LaunchKey(
+        layout.frames, layout.slot_count, executes, widths, layout.features, rows, 0, layout.has_rings, (side,), 0
+    )
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])

@@ -84,7 +84,15 @@ def build_some(deployment: Deployment) -> None:
     request, target = request_of(deployment), deployment.target
     folder, environment = deployment.engine_folder(), build_environment(target, request.options)
     folder.mkdir(parents=True)
-    needed = ("decoder", ADAPTED_DECODER, "rows.plain", "step.plain", f"step.{ALL_STEP_FEATURES}")
+    needed = (
+        "decoder",
+        ADAPTED_DECODER,
+        "rows.plain",
+        "rows.ring",
+        "rows.context+ring",
+        "step.plain",
+        f"step.{ALL_STEP_FEATURES}",
+    )
     with Worker() as worker:  # to start one takes longer than a build
         for decision in check_rebuilds(request, target, environment=environment):
             if decision.spec.name in needed:

@@ -28,7 +28,8 @@ from runtime.requests.segments import Segment
 
 
 def test_every_option_of_a_generation_is_a_control_or_excluded() -> None:
-    assert set(GenerationOptions.model_fields) | {"variation", "loop_bars"} == set(CONTROL_NAMES) | set(EXCLUDED)
+    live_only = {"variation", "loop_bars", "loop_mode"}
+    assert set(GenerationOptions.model_fields) | live_only == set(CONTROL_NAMES) | set(EXCLUDED)
 
 
 def test_the_schema_marks_the_kind_and_has_the_models_defaults() -> None:

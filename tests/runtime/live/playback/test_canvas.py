@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from runtime.live.playback.canvas import Canvas, CanvasPart, Piece, PlacedSource, Placement, PlayedPart, Timeline
 
@@ -95,6 +96,16 @@ def test_what_was_played_is_forgotten() -> None:
 def test_a_source_repeats_from_its_frame() -> None:
     source = PlacedSource("x", None, piece("s", 3, 0), start=2)
     assert source.frames(1, 5)[:, 0].tolist() == [2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(("source_id", "repeats"), [("x", 200), (None, 201)])
+def test_a_source_of_nearly_a_loops_length_fits_it_but_not_what_was_written_into_it(
+    source_id: str | None, repeats: int
+) -> None:
+    latents = np.random.default_rng(0).standard_normal((201, 2)).astype(np.float32)
+    found = PlacedSource(source_id, None, Piece("s", latents)).frames(0, 256, loop=200)
+    assert found.shape == (256, 2)
+    np.testing.assert_array_equal(found[repeats:], found[: 256 - repeats])
 
 
 def test_what_is_silent_is_so_from_a_sample_on_whatever_is_placed() -> None:

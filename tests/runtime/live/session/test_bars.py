@@ -110,10 +110,21 @@ def test_the_length_in_bars_changes_while_it_plays() -> None:
     simulation.set(1, loop_bars=1)
     simulation.run(3.0)
     assert heard(simulation, FRAME)[-40:] == [(frame + heard(simulation, FRAME)[-40]) % 20 for frame in range(40)]
-    assert len(simulation.jobs) == 1
+    assert [job.loop_frames for job in simulation.jobs] == [60, 20]
     simulation.set(2, loop_bars=0)
     simulation.run(6.0)
     assert max(heard(simulation, FRAME)[-CANVAS:]) == CANVAS - 1
+
+
+def test_a_loop_is_generated_as_a_circle_unless_that_is_turned_off() -> None:
+    simulation = playing(2.0, controls=BARS)
+    simulation.set(1, loop_mode="plain")
+    simulation.run(1.0)
+    simulation.set(2, loop_mode="circular")
+    simulation.run(1.0)
+    assert [job.loop_frames for job in simulation.jobs] == [60, None, 60]
+    assert [job.loop_frames for job in playing(1.0).jobs] == [CANVAS]
+    assert {job.loop_frames for job in playing(1.0, mode="extend").jobs} == {None}
 
 
 def test_another_tempo_goes_on_at_the_same_place_of_its_bar() -> None:
