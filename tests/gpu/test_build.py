@@ -56,7 +56,7 @@ def deployment_of(path: Path, target: str) -> Deployment:
 def test_a_deployment_is_built_reused_listed_and_cleaned(path: Path, target: str) -> None:
     first = invoke(path, "--target", target)
     assert first.exit_code == 0, first.stderr
-    assert invoke(path, "--target", target).stdout.splitlines()[-1].startswith("11 reused")
+    assert invoke(path, "--target", target).stdout.splitlines()[-1].startswith("13 reused")
     assert "no (1)" not in invoke("list", path, "--target", target).stdout
     for file in deployment_of(path, target).engine_folder().glob("*.plan"):
         manifest = read_manifest(manifest_path(file.parent, file.stem))

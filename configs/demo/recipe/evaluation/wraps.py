@@ -4,6 +4,7 @@ librosa's onset strength, spectral flux and chroma at each bar line.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import librosa
@@ -11,11 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.demo.recipe.evaluation.beat import drum_onsets_s, on_grid
-from configs.demo.recipe.evaluation.player import Player
+from configs.demo.recipe.evaluation.evaluate import Scores, held_out_requests, score
+from configs.demo.recipe.evaluation.player import Piece, Player
 from configs.demo.recipe.evaluation.report import Figures, Measured, Row
 from configs.demo.recipe.evaluation.session_run import SessionRun
-from configs.demo.recipe.latents import FRAME_RATE_HZ, SAMPLE_RATE_HZ, FloatArray
+from configs.demo.recipe.latents import (
+    CANVAS_FRAMES,
+    FRAME_RATE_HZ,
+    SAMPLE_RATE_HZ,
+    FloatArray,
+    levels_from_latents,
+)
 from runtime.live.protocol.messages import LivePrompt
+from runtime.music.tempo import best_bars, loop_frames, tempo_of
+from runtime.requests.options import parse_options
 
 Values = npt.NDArray[np.float64]
 
@@ -37,7 +47,22 @@ MEASURES: Final = ("onset", "flux", "chroma")
 def measure(player: Player, loops: int = LOOPS) -> Measured:
     """All styles, with and without."""
     rows = [style_row(player, style, circular=circular, loops=loops) for circular in (True, False) for style in STYLES]
-    return Measured(wrap_figures(rows), {f"Wraps of loops, seeds from {FIRST_SEED}": rows})
+    figures = wrap_figures(rows) | loop_scores(player).rounded("loops_")
+    return Measured(figures, {f"Wraps of loops, seeds from {FIRST_SEED}": rows})
+
+
+def loop_scores(player: Player) -> Scores:
+    """As held-out prompts are scored: of loops of whole bars, denoised as circles in a live session's steps."""
+    requests, steps = held_out_requests(), {"steps": player.pipeline.bundle.sampler.live_steps}
+    asked = []
+    for index, request in enumerate(requests):
+        piece = player.begin(Piece(request.prompt, 1000 + index, steps)).next_request()
+        assert piece is not None
+        tempo = tempo_of(parse_options({"prompt": request.prompt}), player.pipeline.bundle.options.bpm)
+        bars = 0 if tempo is None else best_bars(tempo, CANVAS_FRAMES, FRAME_RATE_HZ)
+        frames = loop_frames(tempo, bars, FRAME_RATE_HZ) if tempo and bars else CANVAS_FRAMES
+        asked.append(replace(piece, loop_frames=frames))
+    return score(requests, levels_from_latents(np.stack(player.run(asked))))
 
 
 def style_row(player: Player, style: str, *, circular: bool, loops: int) -> Row:
