@@ -7,6 +7,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
+from engine_build.compile.worker import WATCHDOG_S
 from runtime.base.errors import ConfigError, EngineError
 from runtime.config.deployment import HOST_TARGETS, Deployment, Target
 from runtime.config.explain import TABLE, VALUE, TomlTable
@@ -22,8 +23,6 @@ CPU_GRAPH_VERSION = 4
 # Weights whose sum is larger go into a file beside an engine of ONNX Runtime: an ONNX file holds at most 2 GiB, and its
 # optimization may add constants.
 INLINE_LIMIT_BYTES = 1 << 29
-# Builds that work use CPU time every second, also where they swap.
-WATCHDOG_S = 300.0
 Optimization = Literal["basic", "extended", "all"]
 # Of the target cpu: the library of its engines.
 Library = Literal["onnxruntime", "openvino", "auto"]

@@ -20,7 +20,7 @@ import polygraphy.util.array
 import pytest
 import typer.testing
 from filelock import FileLock
-from helpers.backends import CPU, FEW_VARIANTS, Backend
+from helpers.backends import CPU, FEW_VARIANTS, Backend, builders
 from helpers.factories import tiny_deployment
 from helpers.paths import DEMO
 from hypothesis import HealthCheck, settings
@@ -135,14 +135,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: collections that tests ask for, and all others, pass over it."""
+    """What was imported stays: collections that tests ask for, and all others, which are rare, pass over it."""
     gc.enable()
+    gc.set_threshold(10_000, 20, 20)
     gc.freeze()
     gc.unfreeze = lambda: None  # a bench that ends would make every later collection pass over all modules again
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     """`built(**changes)` gives a tiny deployment with its engines built; equal changes give the same one."""
     made: dict[str, Deployment] = {}
 
@@ -167,7 +168,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         folder = made_once(tmp_path_factory, f"built-{hashlib.sha256(key.encode()).hexdigest()[:16]}", make)
         return load_deployment(folder / "tiny.toml").model_copy(update={"target": backend.target})
 
-    return build
+    with builders:
+        yield build
 
 
 @pytest.fixture(scope="session")

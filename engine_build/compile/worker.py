@@ -26,7 +26,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 
-from engine_build.config import WATCHDOG_S
 from runtime.base.errors import BuildError, TickError
 from runtime.base.threads import CANCEL_S, end_with_parent, start_python
 
@@ -39,6 +38,8 @@ STALL_FIX = (
 LIBRARY_FIX = (
     "install the package again that needs it (tickrt-build --version lists those of engines), or what it names"
 )
+# Builds that work use CPU time every second, also where they swap.
+WATCHDOG_S = 300.0
 # How often a worker is looked at, at least ten times in its watchdog's time.
 POLL_S = 1.0
 KEPT_LINES = 8

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from simulator.fixture import Machine, child_environment, simulated
+from helpers import simulated_build
+from simulator.fixture import SITE, Machine, simulated, simulated_machine
 
 from engine_build.compile.builder import build_deployment
+from engine_build.compile.worker import BuildLog, Worker
 from engine_build.graphs.reference_session import onnxruntime
 from runtime.base.errors import TickError
 from runtime.config.deployment import HOST_TARGETS, Deployment, Target
@@ -63,13 +65,25 @@ class Backend:
             yield machine
 
     def build(self, deployment: Deployment) -> None:
-        """Build a deployment's engines. For the simulated GPU in a process of its own, which sees nothing else."""
+        """Build a deployment's engines. For the simulated GPU in a process that sees nothing else."""
         if not self.is_simulated:
             build_deployment(deployment)
             return
-        command = [sys.executable, "-m", "engine_build.cli", str(deployment.path), "--target", self.target]
-        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(SITE)
+            options = {name: value for name, value in os.environ.items() if name.startswith("SIMULATED_")}
+            options.pop(simulated_machine.CHILDREN, None)
+            worker = _builder(self.target, *sorted(options.items()))
+            worker.run(simulated_build.build, (deployment.path, self.target), BuildLog())
+
+
+# The processes that build for the simulated GPU: to start one takes longer than most builds.
+builders = ExitStack()
+
+
+@cache
+def _builder(*options: object) -> Worker:
+    return builders.enter_context(Worker())
 
 
 _compiled: dict[object, Any] = {}
