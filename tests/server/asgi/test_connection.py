@@ -241,6 +241,19 @@ def test_a_connection_that_was_refused_makes_room(serve: Serve, monkeypatch: pyt
         assert read_all(refused[0]) == b""  # and not after LINGER_S
 
 
+def test_a_connection_that_was_refused_stays_open_while_its_client_may_still_read(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed at once, with a body that is on its way, the response would be lost."""
+    monkeypatch.setattr("server.asgi.connection.LINGER_S", 600.0)
+    with connected(serve(api_key="k")) as connection:
+        connection.sendall(CHUNKED)
+        assert read_until(connection, b"}").startswith(b"HTTP/1.1 401 ")
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+
+
 def test_a_page_that_is_not_read_makes_room(serve: Serve) -> None:
     served = serve(max_connections=1, send_buffer_bytes=4096, send_timeout_s=600.0, api_key="k")
     with ExitStack() as stack:
