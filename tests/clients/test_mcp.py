@@ -79,10 +79,10 @@ def test_music_is_made_covered_and_played(demo_server: Served, tmp_path: Path, t
             assert (start_s, "break") in {(item["start_s"], item["kind"]) for item in after["sections"]}
             (contents,) = (await client.read_resource(f"tickrt://plans/{session}")).contents
             assert json.loads(contents.text)["sections"] == after["sections"]  # type: ignore[union-attr]
-            blend = [{"text": "fast techno", "weight": 0.5}, {"text": "calm melody", "weight": 0.5}]
-            facts(await client.call_tool("live_prompts", {"session": session, "items": blend}))
             later = await client.call_tool("live_plan", {**changed, "start_s": after["sections"][-1]["end_s"] + 99})
             assert "Fix: the earliest is" in text_of(later)
+            blend = [{"text": "fast techno", "weight": 0.5}, {"text": "calm melody", "weight": 0.5}]
+            facts(await client.call_tool("live_prompts", {"session": session, "items": blend}))
             second = facts(await client.call_tool("live_record", passage))
             assert second["from_s"] == first["to_s"]
             assert not np.array_equal((await sound(client, first))[0], (await sound(client, second))[0])
