@@ -98,6 +98,7 @@ def feed_of(rows: int, frames: int, tokens: int, seed: int = 0) -> Feed:
         "encoder_hidden_states": condition_of(rows, tokens, rng),
         "condition_mask": np.ones((rows, tokens), np.float32),
         "context_latents": context,
+        "frame_numbers": np.tile(np.arange(frames, dtype=np.float32), (rows, 1)),
     }
 
 
@@ -134,6 +135,17 @@ def test_the_runtime_reads_the_bundle() -> None:
     assert bundle.latents.canvas_frames == 256
     assert bundle.context_channels == 2 * CHANNELS
     assert all(bundle.graph_path(graph).is_file() for graph in GRAPHS)
+
+
+def test_the_decoders_clocks_follow_the_numbers_of_the_frames(decoder: ort.InferenceSession) -> None:
+    """Four bars later they are the same, half a beat later others: 120 bpm has 12.5 frames a beat, and bars of 50."""
+    feed = feed_of(1, 64, 8)
+    expected, changes = run(decoder, feed), []
+    for later in (200, 6, 25):
+        numbers = feed["frame_numbers"] + np.float32(later)
+        changes.append(np.abs(run(decoder, feed | {"frame_numbers": numbers}) - expected).max())
+    assert changes[0] < 1e-3
+    assert min(changes[1:]) > 0.05
 
 
 def test_the_bundle_is_small() -> None:

@@ -49,6 +49,7 @@ def test_the_weights_are_those_of_the_graph(parts: teacher.Parts, given: teacher
     session = ort.InferenceSession(BUNDLE / "decoder.onnx")
     names = ("hidden_states", "timestep", "encoder_hidden_states", "condition_mask", "context_latents")
     arrays = dict(zip(names, (each.numpy() for each in inputs), strict=True))
+    arrays["frame_numbers"] = np.tile(np.arange(given.noise.shape[1], dtype=np.float32), (4, 1))
     if bundle_text.jumps(onnx.load(BUNDLE / "decoder.onnx")):
         arrays |= {"timestep_r": time.numpy(), "guidance": np.ones(4, np.float32)}
     assert np.abs(session.run(None, arrays)[0] - found).max() < 1e-4
