@@ -54,7 +54,7 @@ demo: .venv/.installed  ## build the demo bundle's engines and serve them on 127
 	exec $(BIN)/tickrt-serve $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: .venv/.installed-test  ## the test suite: no torch, no GPU
-	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not clients and not builder and not shipped and not docs" --ignore $(RECIPE_TESTS) $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not export and not slow and not gpu and not page and not builder and not shipped and not docs" --ignore $(RECIPE_TESTS) --ignore tests/clients $(PARALLEL) $(PYTEST_ARGS)
 
 test-shipped: .venv/.installed-test  ## what is shipped, as a user runs it: the demo model, READMEs, the wheel, commands in processes of their own
 	$(BIN)/python -m pytest -m "shipped and not export and not slow" $(PARALLEL) $(call MARKED,shipped) $(PYTEST_ARGS)

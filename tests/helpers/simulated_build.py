@@ -24,6 +24,5 @@ def build(request: tuple[Path, Target], cancelled: threading.Event, on_log: OnLo
     import simulated_machine
 
     builder.Worker = Here  # type: ignore[misc]
-    path, target = request
-    builder.build_deployment(load_deployment(path), target=target)
+    builder.build_deployment(load_deployment(request[0]), target=request[1])
     simulated_machine.machine().finish()
