@@ -226,6 +226,18 @@ def test_every_target_has_its_parts(path: Path, target: Target) -> None:
     assert parts["engines"].size_bytes <= weights * (1 + (target == "cuda"))
 
 
+def test_kernels_that_are_compiled_on_the_card_take_memory_of_their_own(path: Path) -> None:
+    request = load_request(path)
+    environment = BuildEnvironment(device={}, tool_versions={}, facts={}, missing=None)
+
+    def activation(target: Target) -> int:
+        decisions = check_rebuilds(request, target, environment=environment)
+        parts = expected_memory(decisions, target, BuildConfig(precision="fp16"), request.deployment.runtime)
+        return next(part.size_bytes for part in parts if part.name == "activation")
+
+    assert activation("tensorrt-rtx") > activation("tensorrt")
+
+
 def test_a_dry_run_prints_the_memory_of_its_target(path: Path) -> None:
     for target in ("cpu", "cuda", "tensorrt", "tensorrt-rtx"):
         result = CliRunner().invoke(app, [str(path), "--target", target, "--dry-run"])

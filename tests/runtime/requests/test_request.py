@@ -45,6 +45,7 @@ def test_a_merged_condition_is_every_token_again_as_often_as_it_counts(values: l
     ("changes", "says"),
     [
         ({"frames": 0}, "frames: expected an integer from 1"),
+        ({"frames": 2**31}, "frames: expected an integer from 1 to 2147483647"),
         ({"frames": 8.0}, "frames: expected an integer"),
         ({"frames": True}, "frames: expected an integer"),
         ({"steps": 201}, "steps: expected an integer from 1 to 200"),

@@ -126,8 +126,9 @@ def test_an_urgent_submission_takes_the_newest_slot_and_gives_it_back() -> None:
 
 def test_free_slots_are_taken_before_any_is_frozen() -> None:
     found = scheduler(submission("a"), submission("b"), submission("c"))
-    for name in ("u", "v"):
-        found.push(urgent(name))
+    found.push(urgent("u"))
+    assert list(found.to_freeze()) == []
+    found.push(urgent("v"))
     assert tick(found) == ["u", "v"]
     assert list(found.frozen) == ["c"]
 
