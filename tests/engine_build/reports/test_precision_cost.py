@@ -24,10 +24,11 @@ from engine_build.cli import app
 from engine_build.compile.environment import BuildEnvironment
 from engine_build.compile.rebuild_check import check_rebuilds
 from engine_build.config import BuildConfig
-from engine_build.graphs.graph_file import graph_of
+from engine_build.graphs.graph_file import decoder_graph, graph_of
 from engine_build.graphs.graph_writer import GraphWriter
 from engine_build.graphs.reference_session import model_of
 from engine_build.precision.recipe import RecipeName, apply_recipe, without_kernel
+from engine_build.precision.sensitivity import quantization_for
 from engine_build.reports import precision_cost
 from engine_build.reports.device_memory import cache_bytes, expected_memory, kernel_bytes, peak_bytes
 from engine_build.reports.end_to_end import (
@@ -96,7 +97,9 @@ def test_four_steps_in_low_precision_stay_close(recipe: str, limit: float) -> No
 def test_the_demo_plays_what_it_is_asked_for_in_8_bits_too(recipe: RecipeName) -> None:
     """As the demo's evaluation measures it, on as many of its held-out prompts as PROMPTS_PLAYED says (default 16)."""
     requests = held_out_requests(int(os.environ.get("PROMPTS_PLAYED", "16")))
-    found = compare_end_to_end(load_deployment(DEMO), recipe, [item.prompt for item in requests], seed=1000)
+    deployment, prompts = load_deployment(DEMO), [item.prompt for item in requests]
+    decided = quantization_for("tensorrt", recipe, deployment.loaded_bundle, decoder_graph(deployment.loaded_bundle))
+    found = compare_end_to_end(deployment, recipe, prompts, quantization=decided, seed=1000)
     exact, rounded = (score(requests, levels_from_latents(latents)) for latents in (found.exact, found.rounded))
     medians = f"latents {np.median(found.rms_rel):.3f}, audio {np.median(found.mel_db):.2f} dB"
     others = [mel_distance_db(one, other) for (one, _), (other, _) in pairwise(found.audio)]
