@@ -164,7 +164,8 @@ class AudioDecoder:
 
     def _decode(self, window: Window, codec: Codec, others: Iterable[Window]) -> Pcm:
         """With margins; meanwhile free workers decode others. What was decoded before is not decoded again."""
-        span, others = self._span(window), list(others)
+        span = self._span(window)
+        others = [other for other in map(self._span, others) if other.index != span.index]
         if span.index not in self._decoded and not codec.queue.is_inside:
             self._decoded[span.index] = codec.start(span)
         self._start_ahead(others, codec)
@@ -177,9 +178,9 @@ class AudioDecoder:
         begin = (window.start_frame - span.start_frame) * codec.hop_samples
         return decoded.result()[begin : begin + len(window.values) * codec.hop_samples]
 
-    def _start_ahead(self, windows: Iterable[Window], codec: Codec) -> None:
-        """Let the codec's free workers decode windows that are not decoded yet."""
-        for span in map(self._span, windows):
+    def _start_ahead(self, spans: Iterable[Window], codec: Codec) -> None:
+        """Let the codec's free workers decode what is not decoded yet."""
+        for span in spans:
             if span.index not in self._decoded:
                 if (started := codec.start_if_free(span)) is None:
                     break

@@ -128,6 +128,20 @@ def test_a_worker_that_becomes_free_decodes_the_next_window_before_the_awaited_o
     assert started == [1, 2]
 
 
+def test_a_worker_decodes_its_own_window_itself(codec: Codec) -> None:
+    """While it waited for another worker to do that, nothing else would be decoded. Also where it is measured."""
+    started = list[int]()
+    codec.start_if_free = lambda window: started.append(window.index)  # type: ignore[method-assign, func-returns-value]
+    one, made = decoder(finisher=Measured(), is_streamed=False), windows(codec, [latents(4 * WINDOW)])
+    before, own = executes(codec), list[int]()
+    start = codec.start
+    codec.start = lambda window: (own.append(window.index), start(window))[1]  # type: ignore[method-assign]
+    codec.queue.submit(lambda: one.decode(made[0], codec)).result()
+    assert own[0] == 0
+    assert started[0] != 0
+    assert executes(codec) - before == len(own)
+
+
 def test_windows_that_are_decoded_ahead_are_not_decoded_again(codec: Codec) -> None:
     one, made = decoder(), windows(codec, [latents(5 * WINDOW)])
     before = executes(codec)
