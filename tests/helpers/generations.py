@@ -59,12 +59,17 @@ class Inbox:
 
 
 def run_all(loop: TickLoop, *requests: GenerationRequest) -> Inbox:
-    inbox = Inbox()
+    return run_ticks(loop, *requests)[0]
+
+
+def run_ticks(loop: TickLoop, *requests: GenerationRequest) -> tuple[Inbox, list[Any]]:
+    """Everything that is told of requests, and the record of each tick."""
+    inbox, records = Inbox(), []
     for request in requests:
         loop.submit(request, inbox)
-    while loop.tick() is not None:
-        pass
-    return inbox
+    while (record := loop.tick()) is not None:
+        records.append(record)
+    return inbox, records
 
 
 def generate(loop: TickLoop, request: GenerationRequest) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import Loops
 from helpers.backends import ALSO_SIMULATED
-from helpers.generations import CONDITIONS, FEATURES, Inbox, expected_latents, make, run_all
+from helpers.generations import CONDITIONS, FEATURES, expected_latents, make, run_all, run_ticks
 
 from runtime.base.errors import EngineNotBuiltError, RequestError
 from runtime.engines.engine import variant_name
@@ -17,20 +17,9 @@ from runtime.requests.request import Condition
 from runtime.tick.clock import PhaseClock
 from runtime.tick.denoise.runner import DenoiseRunner
 from runtime.tick.denoise.slot_fields import CONTEXT_RING, RING
-from runtime.tick.loop.tick_loop import TickLoop
 from runtime.tick.runner import TickContext
 
 GUIDED = FEATURES["guided"]
-
-
-def ticks(loop: TickLoop, *requests: Any) -> tuple[Inbox, list[int]]:
-    """Everything that is told of requests, and how many executes each tick had."""
-    inbox, executes = Inbox(), []
-    for request in requests:
-        loop.submit(request, inbox)
-    while (record := loop.tick()) is not None:
-        executes.append(record.executes)
-    return inbox, executes
 
 
 @ALSO_SIMULATED
@@ -41,8 +30,8 @@ def test_rows_that_loop_and_rows_that_do_not_share_one_execute_and_keep_their_bi
         make("loop", loop_frames=25, **GUIDED),
         make("short", loop_frames=7, **GUIDED),
     ]
-    together, executes = ticks(loop, *asked)
-    assert executes == [1] * 4
+    together, records = run_ticks(loop, *asked)
+    assert [record.executes for record in records] == [1] * 4
     for request in asked:
         np.testing.assert_array_equal(together.latents(request.id), run_all(loop, request).latents(request.id))
 
@@ -74,8 +63,8 @@ def test_rows_of_several_executes_are_turned_in_each(loops: Loops) -> None:
     loop = loops(mask=False, context=False)
     blend = (CONDITIONS[0], Condition(CONDITIONS[2].tokens, 0.5))
     request = make("a", loop_frames=25, conditions=blend, context=None)
-    inbox, executes = ticks(loop, request)
-    assert executes == [2] * 4
+    inbox, records = run_ticks(loop, request)
+    assert [record.executes for record in records] == [2] * 4
     alone = [run_all(loop, make("a", loop_frames=25, conditions=(one,), context=None)).latents("a") for one in blend]
     assert not np.allclose(inbox.latents("a"), alone[0])
     np.testing.assert_array_equal(inbox.latents("a")[25:], inbox.latents("a")[:7])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import Loops
 from helpers.backends import ALSO_SIMULATED
-from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, Inbox, expected_latents, make, rand, run_all
+from helpers.generations import CONDITIONS, FEATURES, GUIDED, C, Inbox, expected_latents, make, rand, run_all, run_ticks
 
 from runtime.base.errors import RequestError
 from runtime.requests.request import Condition, LatentMask, StepParameters
@@ -34,12 +34,8 @@ def close(found: Any, wanted: Any) -> None:
 
 def rows_of_ticks(loop: TickLoop, *requests: Any) -> tuple[Inbox, list[int]]:
     """Everything that is told of requests, and the decoder's rows of each tick."""
-    inbox, rows = Inbox(), []
-    for request in requests:
-        loop.submit(request, inbox)
-    while (record := loop.tick()) is not None:
-        rows.append(record.rows)
-    return inbox, rows
+    inbox, records = run_ticks(loop, *requests)
+    return inbox, [record.rows for record in records]
 
 
 @pytest.mark.parametrize("name", NAMES)
